@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/concepts/analysis.md. What they show is checked against the analysis.
+"""Draw the pictures of docs/concepts/analysis.md. Their content is checked against the analysis.
 
 python docs/draw_analysis.py    (with what `pip install -e '.[demo]'` brings)
 """

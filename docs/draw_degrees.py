@@ -1,4 +1,4 @@
-"""Draw docs/degrees.png, the README's example of the degree analysis. What it shows is checked against the analysis.
+"""Draw docs/degrees.png, the README's example of the degree analysis. Its content is checked against the analysis.
 
 python docs/draw_degrees.py    (with what `pip install -e '.[demo]'` brings)
 """

@@ -1,4 +1,4 @@
-"""Write what the pages of docs/lint say of each code from the table of codes: the index, and the head of each page.
+"""Write the parts of docs/lint that come from the table of codes: the index, and the head of each page.
 
     python docs/lint_pages.py
 

@@ -74,7 +74,7 @@ __all__ = [
     "verify",
 ]
 
-# The modules of the rest, which are imported when it is asked for, since policies need numpy alone.
+# All other names, by module: each is imported on first use, since policies need numpy alone.
 _MODULES = {
     "ort.artifacts": ("resume_artifacts", "scale_artifacts"),
     "checks.derivatives": ("GradientCheck", "WeightCheck", "check_gradients"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DOCS_URL = "https://graphscale.readthedocs.io/en/latest/"
 
 _FEW = 12  # names that are listed
-_LONGEST = 1000  # characters of a text that came from below, or from a file
+_LONGEST = 1000  # characters of a text from a library or a file
 # Unicode's default-ignorable characters, invisible in terminals, as far as `str.isprintable` accepts them.
 _HIDDEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
@@ -32,7 +32,7 @@ def printable(text: object) -> str:
 
 
 def one_line(error: object) -> str:
-    """Return the text of an error from below, or of a file, without line breaks, and cut where it is very long."""
+    """Return the text of a library's error, or of a file, without line breaks, and cut to a limit."""
     text = " ".join(str(error).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -57,9 +57,9 @@ class GraphscaleError(Exception):
 
 @contextlib.contextmanager
 def reporting(kind: type[GraphscaleError], problem: str, *causes: type[Exception]) -> Iterator[None]:
-    """Turn an error from below, an OSError unless other `causes` are given, into one of graphscale's own on a problem.
+    """Turn an error of a library, an OSError unless other `causes` are given, into one of graphscale's own.
 
-    `Exception` is the cause where the exceptions of a library share no public base class, as those of ONNX Runtime.
+    Give `Exception` as the cause where the exceptions of a library, such as ONNX Runtime, share no public base class.
     """
     caught = causes or (OSError,)
     try:
@@ -77,7 +77,7 @@ class UnsupportedModelError(GraphscaleError):
 
 
 class AlreadyScaledError(GraphscaleError):
-    """The model already carries a loss scale: one that graphscale put in, with its metadata or without, or its own."""
+    """The model already carries a loss scale: graphscale's, with or without its metadata, or its own."""
 
 
 class InvalidLossScaleError(GraphscaleError, ValueError):
@@ -105,7 +105,7 @@ class GradientError(GraphscaleError):
 
 
 class UpdateError(GraphscaleError):
-    """The carried state (weights, moments, counters) cannot be paired without doubt."""
+    """The pairs of the carried state (weights, moments, counters) are in doubt."""
 
 
 class RolesError(UpdateError):
@@ -125,7 +125,7 @@ class TargetError(GraphscaleError):
 
 
 class PassOrderError(GraphscaleError):
-    """A pass ran on a model on which the pass it builds on has not run."""
+    """A pass ran before another pass that it needs."""
 
 
 class ProofError(GraphscaleError):
@@ -133,7 +133,7 @@ class ProofError(GraphscaleError):
 
 
 class OutputError(GraphscaleError):
-    """The result cannot be written where it was asked for."""
+    """The result cannot be written to the given path."""
 
 
 class SessionError(GraphscaleError):
@@ -157,7 +157,7 @@ class LintError(GraphscaleError):
 
 
 class SplitError(GraphscaleError):
-    """A step cannot be cut at its gradients, or not in the way that was asked for."""
+    """A step cannot be cut at its gradients, or not at the given ones."""
 
 
 class ReplicaError(GraphscaleError):
@@ -165,4 +165,4 @@ class ReplicaError(GraphscaleError):
 
 
 class ExportError(GraphscaleError):
-    """A framework's training step cannot be exported, or its file computes something else than the framework."""
+    """A framework's training step cannot be exported, or the exported file computes other values than the framework."""

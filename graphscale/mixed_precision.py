@@ -36,7 +36,7 @@ class AutocastModel(ModelResult):
     Attributes:
         model: the model in mixed precision: a ModelProto if one was given, else an onnx_ir model.
         report: the nodes in the small type, and the reasons why others are not.
-        scaling: the report of the loss scaling, if it was asked for.
+        scaling: the report of the loss scaling, or None without `loss_scale`.
     """
 
     report: AutocastReport
@@ -71,13 +71,13 @@ def autocast(
 ) -> AutocastModel:
     """Put a float32 training graph into mixed precision. The model given is not changed.
 
-    Contractions, and what is safe between them, run in the small type; weights, moments and all carried state, the
+    Contractions, and safe operators between them, run in the small type; weights, moments and all carried state, the
     loss, the seed of the backward pass, gradients and the optimizer stay float32. The lists are those of TensorFlow's
-    graph rewrite (grappler's auto_mixed_precision), carried over to ONNX; `graphscale.operators.casting` holds
-    them with the reason for each denied operator.
+    graph rewrite (grappler's auto_mixed_precision), carried over to ONNX; `graphscale.operators.casting` holds them
+    with the reason for each denied operator.
 
     Args:
-        model: a path, an onnx_ir model or a ModelProto, as for `scale`, without a loss scale.
+        model: a path, an onnx_ir model or a ModelProto, without a loss scale.
         dtype: "float16", which needs a loss scale, or "bfloat16", which has the range of float32 and needs none.
         emulate: leave all nodes in float32 and round every value that would be of the small type by a pair of casts:
             overflow, underflow and rounding are then those of float16 on a CPU, too.

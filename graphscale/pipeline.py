@@ -1,4 +1,4 @@
-"""From a training graph to a scaled one: clone, analyse, run the passes in order, prove, stamp; to a lowered one."""
+"""The way from a training graph to a scaled one: clone, analyse, run the passes in order, prove, stamp, lower."""
 
 from __future__ import annotations
 
@@ -112,18 +112,18 @@ def scale(
         loss: the name of the loss; None to find it among the scalar floating-point outputs.
         seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients, where the optimizer begins.
-        updates: `{output name: input name}` for carried state that is not to be found by itself.
+        updates: `{output name: input name}` for carried state that the analysis cannot pair.
         target: the runtime that executes the graph, one of `graphscale.targets.TARGETS`.
-        roles: answers about roles: what a roles file holds (see docs/concepts/roles.md), or None.
+        roles: answers about roles: the content of a roles file (see docs/concepts/roles.md), or None.
         keep: outputs among the carried state that advance on skipped steps, too.
-        force_roles: take the answers even where the graph contradicts them.
-        skip_nonfinite: check and guard the step for a fixed loss scale as well, which TensorFlow does not.
+        force_roles: accept the answers even where the graph contradicts them.
+        skip_nonfinite: check and guard the step for a fixed loss scale as well, unlike TensorFlow.
         expose_scaled_loss: append the output `scaled_loss`.
-        telemetry: count steps and skips in the carried state, and tell the cause of a skip, the first gradient that was
-            not finite, and the share of gradient elements that are zero. "ranges" also measures each gradient in every
-            100th step: its largest magnitude, and its shares of zeros and of elements that are not finite;
-            `AddTelemetry(ranges=True, every=N)` in every N-th. "activations" also tells the first value of the forward
-            pass that was not finite; "ranges,activations" does both.
+        telemetry: count steps and skips in the carried state, and report the cause of a skip, the first gradient that
+            was not finite, and the share of gradient elements that are zero. "ranges" also measures each gradient in
+            every 100th step: its largest magnitude, and its shares of zeros and of elements that are not finite;
+            `AddTelemetry(ranges=True, every=N)` in every N-th. "activations" also reports the first value of the
+            forward pass that was not finite; "ranges,activations" does both.
         autocast: put the graph into mixed precision first: "float16", "bfloat16", or an `Autocast` pass; see
             `graphscale.autocast`.
 
@@ -158,7 +158,7 @@ def scale(
         with_mark = list(_marked_nodes(work.graph))
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
-        # Nodes that were marked before, as those of a fused step are, are nodes like all others.
+        # Nodes with an older mark, such as those of a fused step, are nodes like all others.
         rule_nodes = scale_nodes(node for node in with_mark if node not in marked)
         prove_rewrite(rewrite, rewrite.bound(), rule_nodes, exposed)
         report = dataclasses.replace(
@@ -175,19 +175,18 @@ def scale(
 @name_damage
 @paused_collector()
 def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
-    """Lower a scaled step: the same step, as one runtime runs it fastest. The model given is not changed.
+    """Lower a scaled step to the form that one runtime runs fastest. The given model is not changed.
 
-    The state goes through inputs and outputs as before, under the same names, and all operators are standard ones.
-    Outputs and states keep every bit, except where a number is subnormal on the way. `graphscale.in_place` in the
-    metadata names the carried inputs that may share one buffer with their next value. `scale(..., target="ort-cpu")`
-    gives the same model.
+    The state keeps its inputs and outputs, with their names, and all operators are standard ones. Outputs and states
+    keep every bit, except where an intermediate number is subnormal. `graphscale.in_place` in the metadata names the
+    carried inputs that may share one buffer with their next value. `scale(..., target="ort-cpu")` gives the same model.
 
     Args:
         scaled: a path, an onnx_ir model or a ModelProto, scaled for target "onnx"; or the result of `scale`.
         target: the target, "ort-cpu".
 
     Raises:
-        TargetError: the target is none to lower for, or the step was scaled for another one.
+        TargetError: graphs are not lowered for this target, or the step was scaled for another one.
         ModelFileError: the model carries no loss scale, or is damaged.
     """
     chosen = get_target(target)
@@ -220,7 +219,7 @@ def inspect(
 ) -> Report:
     """Analyse a training graph without changing it. Of a scaled model, return the report of its scaling.
 
-    The arguments, and what is raised, are those of `scale`, but that a role which is open is reported as a proposal.
+    The arguments and errors are those of `scale`, but an open role is reported as a proposal.
     """
     work, name = open_copy(model)
     if is_scaled(work):
@@ -272,7 +271,7 @@ def needs_preparation(model: ir.Model) -> bool:
 
 
 def prepare(model: ir.Model) -> list[str]:
-    """Spell out what hides the gradient path or has no kernel, and say so; add types that outputs lack."""
+    """Spell out nodes that hide the gradient path or have no kernel, with warnings; add missing types of outputs."""
     warnings = []
     if model.functions:
         names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
@@ -285,7 +284,7 @@ def prepare(model: ir.Model) -> list[str]:
 
 
 def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None:
-    """Return the pass to be run first, with the hints and the target of the scaling."""
+    """Return the pass of mixed precision, which runs first, with the hints and the target of the scaling."""
     if autocast is None:
         return None
     if isinstance(autocast, str):
@@ -305,7 +304,7 @@ def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None
 def complete_report(
     rewrite: Rewrite, own: Iterable[ir.Node], nodes_before: int, warnings: Sequence[str] = ()
 ) -> Report:
-    """Complete the report of the analysis by what was done.
+    """Complete the report of the analysis by the changes.
 
     Args:
         rewrite: the rewrite.
@@ -328,7 +327,7 @@ def complete_report(
 
 
 def _marked_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the nodes with the mark of a pass, those in bodies of others among them."""
+    """Yield the nodes with the mark of a pass, bodies included."""
     for node in graph:
         if PASS_KEY in node.metadata_props:
             yield node
@@ -362,6 +361,6 @@ def make_stamp(report: Report, names: dict[str, str]) -> Stamp:
 
 
 def _checked_names(rewrite: Rewrite) -> list[str]:
-    """Return the names of the checked values, as they are in the original graph."""
+    """Return the names of the checked values in the original graph."""
     names = {gradient.unscaled: gradient.name for gradient in rewrite.gradients}
     return [names.get(value, value.name or "") for value in rewrite.checked]

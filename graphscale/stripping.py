@@ -1,4 +1,4 @@
-"""strip: the graph as it was before graphscale put a loss scale or mixed precision into it."""
+"""strip: the graph without graphscale's loss scale or mixed precision."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["is_rewritten", "strip", "strip_model"]
 @name_damage
 @paused_collector()
 def strip(model: Model) -> ir.Model | onnx.ModelProto:
-    """Take the loss scale, or mixed precision, out of a model again. The model given is not changed.
+    """Remove the loss scale, or mixed precision, from a model. The given model is not changed.
 
     Nodes, their order, names, types, metadata, opset and IR version are those of the original: serialized, both are the
-    same bytes. Initializers keep the content that they have: of a model that was exported from a session, those are the
-    trained weights. Where a model was put into mixed precision first and scaled later, the loss scale alone is taken
-    out; strip once more for the rest.
+    same bytes. Initializers keep their content: in a model that was exported from a session, the trained weights. Where
+    a model was put into mixed precision first and scaled later, only the loss scale is removed; strip again for the
+    rest.
 
     Args:
-        model: a path, an onnx_ir model or a ModelProto that `scale` or `autocast` gave.
+        model: a path, an onnx_ir model or a ModelProto, made by `scale` or `autocast`.
 
     Returns:
         A ModelProto if one was given, else an onnx_ir model.
 
     Raises:
-        ModelFileError: graphscale has not rewritten the model, or it was changed since in a way that cannot be undone.
+        ModelFileError: graphscale has not rewritten the model, or a later change of the model cannot be undone.
     """
     work, name = open_copy(model)
     stripped = strip_model(work, name)

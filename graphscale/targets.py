@@ -47,8 +47,8 @@ class Release:
     max_ir_version: int
 
 
-# Read off by loading a model of each version: in onnxruntime-training 1.19.2, and in each stock release from 1.20 to
-# 1.32. A release that is not listed loads the same as the one before it.
+# Found by loading a model of each version: in onnxruntime-training 1.19.2, and in each stock release from 1.20 to 1.32.
+# A release that is not listed has the limits of the one before it.
 RELEASES = (
     Release((1, 19), 21, 10),
     Release((1, 20), 21, 10),
@@ -70,11 +70,11 @@ class Target:
         name: its name for users.
         is_all_finite: it has a kernel for `com.microsoft.IsAllFinite` (CUDA builds of onnxruntime-training only); else
             standard ops are used.
-        cuda: it computes on a GPU, where nothing should wait for the host.
+        cuda: it computes on a GPU, where no node should wait for the host.
         in_place: it has a kernel for `com.microsoft.InPlaceAccumulatorV2`, so that float32 state which has an
             initializer can live in the session; else all state is carried through inputs and outputs.
         release: its newest release.
-        runs_on: for messages.
+        runs_on: the runtime's name, for messages.
         packages: the distributions that contain it.
         wide_ops: operators of com.microsoft that the runtime cannot load in float16.
         bfloat16: it computes in bfloat16.
@@ -103,14 +103,14 @@ class Target:
         return self.release.max_ir_version
 
 
-# The CPU provider of onnxruntime-training 1.19.2 crashes while it inserts casts around the first three, and has no
-# kernels for the others that it would need then.
+# The CPU provider of onnxruntime-training 1.19.2 crashes while it inserts casts around the first three, and lacks the
+# kernels that the others would need then.
 _CPU_WIDE = frozenset(
     {"AveragePoolGrad", "ConvGrad", "MaxPoolGrad", "LayerNormalizationGrad", "SliceGrad", "SplitTraining"}
 )
 
-# Operators beyond ONNX that stock builds have kernels for, read off the CPU provider of onnxruntime 1.32.0: those of
-# com.microsoft, and those that ONNX Runtime has in the domain of ONNX.
+# Operators beyond ONNX with kernels in stock builds, found in the CPU provider of onnxruntime 1.32.0: those of
+# com.microsoft, and ONNX Runtime's own in the domain of ONNX.
 _STOCK_MICROSOFT = """
     Attention AttnLSTM BeamSearch BiasGelu BifurcationDetector BranchwiseRMSNorm CDist CausalConvWithState
     ConvTransposeWithDynamicPads CropAndResize DecoderMaskedMultiHeadAttention DequantizeLinear DynamicQuantizeLSTM
@@ -136,7 +136,7 @@ STOCK_OPERATORS = frozenset(
 )
 
 # Operators without a kernel in the CPU provider of stock releases up to 1.32.0, from this opset on; before it, each has
-# one or does not exist. Read off by loading them in every opset. Others lack kernels in earlier releases alone.
+# one or does not exist. Found by loading them in every opset. Other operators lack kernels in earlier releases alone.
 WITHOUT_KERNEL = {
     "RandomNormal": 22,
     "RandomNormalLike": 22,
@@ -145,7 +145,7 @@ WITHOUT_KERNEL = {
     "Bernoulli": 22,
     "Multinomial": 22,
     "RoiAlign": 22,
-    "Swish": 25,  # at 24 it is spelled out as the function that it is
+    "Swish": 25,  # at 24, ONNX Runtime inlines it as a function
     "SwiGLU": 28,
     "DequantizeLinear": 28,
     "QuantizeLinear": 28,
@@ -176,7 +176,7 @@ TARGETS = {
 
 # Older versions have no constants: each initializer is an input.
 MIN_IR_VERSION = 4
-# Where, IsNaN and the other operators that are inserted exist since opset 9 (IsInf since 10).
+# Where, IsNaN and the other inserted operators exist since opset 9 (IsInf since 10).
 MIN_OPSET = 10
 # The newest opset whose common operators all have CUDA kernels in onnxruntime-training 1.19.2.
 _CUDA_OPSET = 20
@@ -189,7 +189,7 @@ def target_names(fits: Callable[[Target], bool] = lambda target: True) -> str:
 
 
 def get_target(name: str) -> Target:
-    """Return the target of this name.
+    """Return the target with a name.
 
     Raises:
         TargetError: there is none.
@@ -200,7 +200,7 @@ def get_target(name: str) -> Target:
 
 
 def get_training_target(name: str) -> Target:
-    """Return the target of this name, which must have training sessions.
+    """Return the target with a name, which must have training sessions.
 
     Raises:
         TargetError: there is none, or it has no training sessions.
@@ -218,7 +218,7 @@ def default_opset(model: ir.Model) -> int:
 
 
 def release_of(number: str) -> Release | None:
-    """Return what a version of ONNX Runtime loads, or None if that was not tried.
+    """Return the limits of a version of ONNX Runtime, or None for an untried version.
 
     Args:
         number: the version, such as "1.32.0".
@@ -243,7 +243,7 @@ def installed_runtime(target: Target) -> tuple[str, str] | None:
 
 
 def too_new(number: str, opset: int, ir_version: int) -> str:
-    """Return a clause on versions that ONNX Runtime does not load; empty if it loads them, or if that was not tried.
+    """Return a clause on versions that ONNX Runtime does not load; empty if it loads them, or was not tried.
 
     Args:
         number: the version of ONNX Runtime.
@@ -272,9 +272,9 @@ def advise_missing(message: str) -> str:
 
 
 def check_versions(model: ir.Model, target: Target) -> None:
-    """Refuse a model that no release of the target's runtime loads. Its versions are never converted unasked.
+    """Refuse a model that no release of the target's runtime loads. graphscale never converts versions unasked.
 
-    The installed release is named, and refuses nothing: the model may be for another machine.
+    Messages name the installed release, but it decides nothing: the model may be for another machine.
 
     Raises:
         TargetError: the IR version or the opset is out of the target's range.

@@ -1,4 +1,4 @@
-"""Small training graphs in ONNX's text form, and running them on ONNX Runtime."""
+"""Small training graphs in ONNX's text form, and their runs on ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A candidate for the loss, with the places of the scale that follow from it, and what it excludes."""
+"""A candidate for the loss, with its places of the scale, and its verdicts on other candidates."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Attempt", "TryTogether"]
 
-# Operators whose derivative depends on what they read, though their result scales with it.
+# Operators whose derivative depends on their operand, though their result scales with it.
 _KINKED = frozenset(("Abs", "Relu", "LeakyRelu", "PRelu", "Max", "Min", "Clip", "ReduceMax", "ReduceMin"))
 _KINKED |= {"ReduceL1", "ReduceL2"}
-# Operators that hand one number on.
+# Operators that pass one number on.
 _NUMBER = Trait.VIEW | Trait.REDUCTION
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attempt:
-    """A candidate for the loss, with the places of the scale that follow from it."""
+    """A candidate for the loss, with its places of the scale."""
 
     topology: Topology
     solver: Solver
@@ -41,13 +41,13 @@ class Attempt:
 
     @functools.cached_property
     def misfits(self) -> int:
-        """The number of values to unscale that are no gradient of any state: a wrong choice unscales activations."""
+        """The number of values to unscale that are no gradients of state: a wrong choice unscales activations."""
         forced = (each.value for each in self.solver.plan.unscaled.values() if each.reason is not None)
         return sum(not (is_scalar(value) or self.topology.may_be_state(value)) for value in forced)
 
     @functools.cached_property
     def differentiates_all(self) -> bool:
-        """True if cotangents depend, for each of several losses, on values that are computed for it alone."""
+        """True if, for each of several losses, cotangents depend on values that this loss alone is computed from."""
         above = [{v for v in self.topology.ancestors([loss]) if v.producer()} for loss in self.topology.losses]
         return all(
             any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
@@ -59,19 +59,19 @@ class Attempt:
         return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
 
     def candidate(self, *losses: ir.Value) -> LossCandidate:
-        """Return the candidate that a runtime may choose, for some of the losses, or all."""
+        """Return the candidate for a runtime's choice, with some of the losses, or all."""
         ends, live = self.solver.plan.unscaled.values(), self.solver.live
-        # A factor of a cotangent that is unscaled for one reader is no gradient.
+        # A factor of a cotangent, unscaled for one reader, is no gradient.
         gradients = tuple(each for each in ends if each.everywhere or each.output or each.value not in live)
         return LossCandidate(losses or self.topology.losses, gradients, self.solver.plan.values.keys())
 
     def edits_as(self, other: Attempt) -> bool:
-        """Return whether the scale enters and comes out at the same places for another candidate."""
+        """Return whether another candidate has the same places and unscalings."""
         mine, others = self.solver.plan, other.solver.plan
         return {*mine.places} == {*others.places} and mine.unscaled == others.unscaled
 
     def is_gradient_of(self, other: Attempt) -> bool:
-        """Return whether the loss of this choice scales with that of another one, and not the other way round."""
+        """Return whether the loss of this choice scales with that of another choice, and not the reverse."""
         mine, others = self.topology.loss, other.topology.loss
         scaled = other.solver.plan.values.get(mine, 0) == 1 and self.solver.plan.values.get(others, 0) == 0
         seeded = other.begins_with_constants and not self.begins_with_constants
@@ -80,7 +80,7 @@ class Attempt:
     def excludes(self, other: Attempt) -> bool:
         """Return whether another candidate is no loss, if the loss of this one is.
 
-        It is a metric of the gradients, whose own choice protects nothing; or the verdict of `excludes_value`.
+        The other one is a metric of the gradients, whose own choice protects nothing, or `excludes_value` decides.
         """
         loss, coverage = other.topology.loss, self.coverage
         if loss in self.reached and coverage.covered and not (other.coverage.covered or coverage.missed):
@@ -92,7 +92,7 @@ class Attempt:
     def _may_be_metric_of(self, other: Attempt) -> bool:
         """Return whether the loss may be a metric of the gradients of another candidate.
 
-        It depends on the places of the other's scale, be these not values that a total is computed from.
+        Such a loss depends on the places of the other's scale, unless these are parts of a total.
         """
         return self.topology.loss in other.reached and not (
             self.begins_with_constants and not other.begins_with_constants
@@ -101,7 +101,7 @@ class Attempt:
     def excludes_value(self, value: ir.Value) -> bool:
         """Return whether a value is no loss, if the loss of this choice is.
 
-        It is the loss plus numbers, or a non-linear function of values that no cotangent depends on.
+        Such a value is the loss plus numbers, or a non-linear function of values without effect on cotangents.
         """
         if _adds_numbers(value, self.topology.loss):
             return True
@@ -110,7 +110,7 @@ class Attempt:
         return is_used and _is_nonlinear(self.topology, others)
 
     def contains(self, value: ir.Value) -> bool:
-        """Return whether a value is a part of the loss, and cotangents depend on what another part is computed from."""
+        """Return whether a value is a part of the loss, and cotangents depend on the operands of another part."""
         return value in self.topology.forward and self._differentiates(self._apart(value)[0])
 
     def _differentiates(self, values: set[ir.Value]) -> bool:
@@ -118,19 +118,19 @@ class Attempt:
         return any(value in live and value in activations for value in values)
 
     def _apart(self, value: ir.Value) -> tuple[set[ir.Value], set[ir.Value]]:
-        """Return the values that the loss alone is computed from, and the computed ones that another value alone is."""
+        """Return the ancestors of the loss alone, and the computed ancestors of another value alone."""
         forward, again = self.topology.forward, self.topology.recomputed
         above = self.topology.ancestors([value])
         others = {v for v in above if v not in forward and v.producer() is not None}
         return {v for v in forward if again.get(v, v) not in above}, others
 
 
-# Tries several losses at once; None where that is refused.
+# Tries several losses at once; None for a refusal.
 TryTogether = Callable[[Sequence[ir.Value]], Attempt | None]
 
 
 def _adds_numbers(value: ir.Value, loss: ir.Value) -> bool:
-    """Return whether a value is a sum of a loss and numbers that follow from numbers alone."""
+    """Return whether a value is a sum of a loss and numbers computed from numbers alone."""
     while value is not loss:
         node = value.producer()
         if node is None or not (node.op_type == "Add" or has_trait(node, _NUMBER)):
@@ -144,7 +144,7 @@ def _adds_numbers(value: ir.Value, loss: ir.Value) -> bool:
 
 
 def _is_nonlinear(topology: Topology, values: Set[ir.Value]) -> bool:
-    """Return whether some of the values are non-linear functions of others, but for what depends on no activation."""
+    """Return whether some of the values are non-linear functions of others; operands of no activation do not count."""
     activations = topology.descendants(topology.activation_dependent)
     nodes = (node for node in topology.nodes if node.outputs[0] in values)
     return any(_bends(topology, node, values, activations) for node in nodes)

@@ -1,8 +1,7 @@
-"""A graph whose bodies run once, as nodes of the main graph: the search for places looks into Loop, Scan and If there.
+"""A graph whose bodies run once, as nodes of the main graph, for the search for places in Loop, Scan and If.
 
-A Loop or Scan is its body with the first values of all that it carries; an If is both branches, and a `Where` for each
-of its outputs. The places that are found hold in the original if the degrees of all values, in any number of rounds,
-follow there as well.
+A Loop or Scan becomes its body on the first carried values; an If becomes both branches, with a `Where` for each of its
+outputs. The places of the copy hold in the original if all degrees follow there as well, in any number of rounds.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from graphscale.operators import rule_of
 
 __all__ = ["Unrolled", "unroll_bodies"]
 
-_REMEDY = "let the gradients leave the body, and export what uses them behind it, one step per run"
+_REMEDY = "let the gradients leave the body, and export their readers behind it, one step per run"
 
 
 def unroll_bodies(graph: ir.Graph) -> Unrolled | None:
-    """Return the graph whose bodies run once; None if no body may hold a part of a backward pass."""
+    """Return a copy of the graph whose bodies run once; None if no body may hold a part of a backward pass."""
     nodes = [each for node in graph if subgraphs(node) for each in (node, *inner_nodes(node))]
     if any(subgraphs(each) and op_name(each) not in ("If", "Loop", "Scan") for each in nodes):
         return None
@@ -129,7 +128,7 @@ class Unrolled:
 
     def _add_loop(self, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> None:
         body = subgraphs(node)[0]
-        # The number of the round is a number that is not known.
+        # The number of the round is an unknown number.
         rounds = ir.val(self._names.reserve("rounds"), ir.DataType.INT64, [])
         self._join(node, "Size", [next(value for value in inputs if value is not None)], rounds)
         going = inputs[1] if len(inputs) > 1 else None
@@ -148,7 +147,7 @@ class Unrolled:
         self._leave(node, body.outputs, outputs, count)
 
     def _starts(self, node: ir.Node, values: Sequence[ir.Value | None]) -> Iterator[ir.Value | None]:
-        """Yield the first values that are carried, and zeros of no initializer, which might be a state, for zeros."""
+        """Yield the first carried values; new zeros stand for an initializer of zeros, which might be a state."""
         for value in values:
             zeros = value
             if value is not None and is_known_zero(self._originals[value]):
@@ -170,7 +169,7 @@ class Unrolled:
                 self._join(node, "Unsqueeze", [self._copies[value], axis], output)
 
     def _enter(self, body: ir.Graph, values: Sequence[ir.Value | None]) -> None:
-        """Add the nodes of a body that reads some values as its inputs."""
+        """Add the nodes of a body, with some values as its inputs."""
         for value, outer in zip(body.inputs, values, strict=True):
             assert outer is not None
             self._copies[value] = outer
@@ -189,11 +188,11 @@ class Unrolled:
     # --- back to the original -----------------------------------------------------------------------------------------
 
     def restore(self, result: TrainingGraph) -> TrainingGraph:
-        """Return the analysis of the copy as one of the original.
+        """Translate the analysis of the copy to the original.
 
         Raises:
-            UnsupportedModelError: the scale would enter or come out where nothing can be inserted, or does not cancel
-                in later rounds of a body.
+            UnsupportedModelError: the scale would enter or come out at a place for no node, or does not cancel in later
+                rounds of a body.
         """
         values, plan = self._originals, Plan()
         places = [self._restore_place(place) for place in result.places]
@@ -223,7 +222,7 @@ class Unrolled:
         )
 
     def explain(self, error: GraphscaleError) -> GraphscaleError | None:
-        """Return the refusal of a graph whose losses leave a body one for each round; None for any other graph."""
+        """Return the refusal of a graph whose body gives a loss for each round; None for any other graph."""
         for value in self.original.outputs if isinstance(error, LossError) else ():
             node = value.producer()
             copy = self._copies[value].producer()
@@ -254,14 +253,14 @@ class Unrolled:
             return Place(operand_at(use), use)
         value = self._originals[place.value]
         if reader is not None and reader.op_type in ("Identity", "Unsqueeze"):
-            # The end of the body is the reader: the scale enters behind it.
+            # The reader is the end of the body: the scale enters behind the body.
             return Place(self._originals[reader.outputs[0]])
         if reader is not None or (value.producer() is None and not self._is_main(value)):
             raise self._refuse(value, f"reads or gives {value.name!r}, which the scale cannot enter at; {_REMEDY}")
         return Place(value)
 
     def _restore_unscalings(self, unscalings: Iterable[Unscaling]) -> Iterator[Unscaling]:
-        """Yield the unscalings in the original; that of a value that only leaves its body is one of the output."""
+        """Yield the unscalings in the original; a value that only leaves its body is unscaled at the output."""
         pending = list(unscalings)
         for unscaling in pending:
             value = self._originals[unscaling.value]
@@ -285,7 +284,7 @@ class Unrolled:
                 ]
 
     def _refuse(self, value: ir.Value, what: str) -> UnsupportedModelError:
-        """Return the refusal of the body that a value belongs to, or that gives it."""
+        """Return the refusal of the body around a value, or of the body with this output."""
         owner = self._owners.get(value.graph) if isinstance(value.graph, ir.Graph) else None
         owner = owner or value.producer()
         name = "a body" if owner is None else f"the body of {op_name(owner)} node {node_name(owner)!r}"
@@ -308,7 +307,7 @@ class Unrolled:
 
 
 def _describe(node: ir.Node, conflict: Conflict) -> str:
-    """Describe a conflict that rounds after the first, or branches, bring into a node."""
+    """Describe a conflict in a node from rounds after the first, or from branches."""
     if conflict.node is not node:
         return f"does not keep the loss scale: {conflict}"
     if node.op_type == "If":

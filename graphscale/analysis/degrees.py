@@ -1,4 +1,4 @@
-"""Degrees through one node: the table's rule applied to its operands, subgraphs included."""
+"""The degrees of one node's results, by its rule in the table, subgraphs included."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
 
 __all__ = ["ZERO", "Conflict", "Degree", "Degrees", "agree", "combine", "evaluate"]
 
-# The degree of a value: the power of S it scales with, or ZERO for a value known to be all zeros, which has every
-# degree at once. It is 0 or 1 wherever this analysis decides; lint allows every power, roots included.
+# The degree of a value: its power of the scale S, or ZERO for a value known to be all zeros, which has every degree at
+# once. This analysis allows the degrees 0 and 1; lint allows every power, roots included.
 Degree = float | None
 ZERO: Degree = None
 
-_PATIENCE = 64  # how often the nodes of bodies are evaluated, on average, until they count as in conflict
+_PATIENCE = 64  # average number of evaluations of the nodes of bodies until they count as in conflict
 
 
 class Degrees:
-    """The degrees of values, those inside of subgraphs among them; a value that is not in `values` has degree 0."""
+    """The degrees of values, subgraphs included; a value that is not in `values` has degree 0."""
 
     def __init__(self, values: dict[ir.Value, Degree] | None = None, symbol: ir.Value | None = None) -> None:
         self.values: dict[ir.Value, Degree] = {} if values is None else values
@@ -42,7 +42,7 @@ class Degrees:
         return 0 if value is None else self.values.get(value, 0)
 
     def adopt(self, value: ir.Value, degree: Degree) -> None:
-        """Take note of the degree of a value inside of a subgraph."""
+        """Record the degree of a value inside a subgraph."""
         self.values[value] = degree
 
     def edges(self, node: ir.Node) -> dict[int, Degree]:
@@ -59,7 +59,7 @@ class Conflict:
         node: the node; inside a subgraph, the inner one.
         operands: the input indices of `node` whose degree must become 0.
         others: for a sum, the indices of the operands of degree 0, which could be scaled instead.
-        unknown: the operator has no rule.
+        unknown: True if the operator has no rule.
         degree: the degree of the result, apart from the conflict.
     """
 
@@ -81,7 +81,7 @@ class Conflict:
 def evaluate(node: ir.Node, known: Degrees, effort: _Effort | None = None) -> Sequence[Degree] | Conflict:
     """Return the degree of each output of a node, or the conflict that prevents it.
 
-    The degrees of values inside of the node's subgraphs are put into `known`.
+    The degrees of values inside the node's subgraphs are added to `known`.
 
     Args:
         node: the node.
@@ -99,8 +99,8 @@ def evaluate(node: ir.Node, known: Degrees, effort: _Effort | None = None) -> Se
         return [0] * len(node.outputs)
     if rule is None:
         return Conflict(node, carrying, unknown=True) if carrying else [0] * len(node.outputs)
-    # A sign, a comparison, or a quotient of gradients has degree 0 by itself; but its consequences depend on whether
-    # the gradient is finite, so that it is unscaled, and checked, as for a non-linear use.
+    # A sign, a comparison, or a quotient of gradients has degree 0. But its effects depend on finite gradients, so that
+    # the gradient is unscaled, and checked, as for a non-linear use.
     if carrying and rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0):
         return Conflict(node, carrying)
     is_homogeneous = rule.kind not in (Kind.SHAPE, Kind.NONLINEAR, Kind.DEGREE_0)
@@ -126,7 +126,7 @@ def combine(
         node: the node.
         rule: its rule.
         degrees: the degrees of its operands by their indices.
-        divides: whether a value may be divided by: the results are then of degree 0 or 1; None to allow every power.
+        divides: whether a value may be a divisor: the results then have degree 0 or 1; None to allow every power.
         is_zero: whether a value is known to be all zeros.
     """
     carrying = tuple([i for i, degree in degrees.items() if degree])
@@ -166,7 +166,7 @@ def agree(
     degrees: Mapping[int, Degree],
     is_zero: Callable[[ir.Value | None], bool] = is_known_zero,
 ) -> Degree | Conflict:
-    """Return the one degree of some operands of a node, or the conflict between them; see `combine`."""
+    """Return the common degree of some operands of a node, or their conflict; see `combine`."""
     present = {degrees[i] for i in data}
     present.discard(ZERO)
     if not present:
@@ -186,7 +186,7 @@ def _largest(degrees: Mapping[int, Degree], indices: Iterable[int]) -> Degree:
 
 
 class _Effort:
-    """The effort that is left for the bodies of a node of a main graph; below 0, the degrees count as in conflict."""
+    """The remaining effort for the bodies of a node of a main graph; below 0, the degrees count as in conflict."""
 
     def __init__(self, node: ir.Node) -> None:
         self.left = _PATIENCE * sum(map(_size, inner_nodes(node)))
@@ -197,7 +197,7 @@ def _size(node: ir.Node) -> int:
 
 
 def _evaluate_bodies(node: ir.Node, known: Degrees, effort: _Effort) -> Sequence[Degree] | Conflict:
-    """If: the branches must agree. Loop, Scan: carried values keep the degree they have after the first round."""
+    """Evaluate bodies: branches of an If must agree, and carried values keep the degree of the first round."""
     results: list[list[Degree]] = []
     for body in subgraphs(node):
         result = _evaluate_body(node, body, known, effort)
@@ -208,7 +208,7 @@ def _evaluate_bodies(node: ir.Node, known: Degrees, effort: _Effort) -> Sequence
     for i, column in enumerate(zip(*results, strict=True)):
         distinct = set(column) - {ZERO}
         if len(distinct) > 1:
-            # A branch that gives zeros, in place of a gradient.
+            # A branch with zeros in place of a gradient.
             leaving = zip(column, subgraphs(node), strict=True)
             distinct = {degree for degree, body in leaving if degree or not is_known_zero(body.outputs[i])} - {ZERO}
         if len(distinct) > 1:
@@ -230,7 +230,7 @@ def _evaluate_body(node: ir.Node, body: ir.Graph, known: Degrees, effort: _Effor
     conflict = _evaluate_rounds(node, body, dict(zip(carried, leaving, strict=False)), known, effort)
     if conflict is not None:
         return conflict
-    # A loop that does not run leaves the values as they come.
+    # A loop without rounds returns its operands.
     return [known.values.get(value, 0) for value in (*carried, *leaving[len(carried) :])]
 
 
@@ -249,7 +249,7 @@ def _evaluate_inner(inner: ir.Node, known: Degrees, effort: _Effort) -> list[ir.
 def _evaluate_rounds(
     node: ir.Node, body: ir.Graph, carried: Mapping[ir.Value, ir.Value], known: Degrees, effort: _Effort
 ) -> Conflict | None:
-    """Evaluate a body again, as far as its results change, until the carried values keep their degrees.
+    """Evaluate the changed parts of a body again, until the carried values keep their degrees.
 
     Args:
         node: the node.
@@ -286,7 +286,7 @@ _Readers = dict[ir.Value, dict[int, ir.Node]]
 
 
 def _readers_in(body: ir.Graph) -> _Readers:
-    """Return the readers of each value in a body, those in nested bodies among them, by position."""
+    """Return the readers of each value in a body, nested bodies included, by position."""
     readers: _Readers = {}
     for i, node in enumerate(body):
         for value in operands_of(node):

@@ -1,4 +1,4 @@
-"""A plan of edits: the places where the scale enters and comes out, and the degrees that follow."""
+"""A plan of edits: the places where the scale enters and comes out, and the resulting degrees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Place:
 
     Attributes:
         value: the value that is multiplied by the loss scale.
-        edge: None if all readers get the product; else the one `(node, input index)` that does.
+        edge: None if all readers get the product; else the only `(node, input index)` with the product.
     """
 
     value: ir.Value
@@ -37,10 +37,10 @@ class Unscaling:
     Attributes:
         value: the scaled value, a gradient times the loss scale.
         everywhere: whether all readers, and the graph output if it is one, get the quotient.
-        edges: otherwise, the readers that do.
-        output: otherwise, whether the graph output does.
+        edges: otherwise, the readers of the quotient.
+        output: otherwise, whether the graph output is the quotient.
         reason: the conflict that made the unscaling necessary, for messages.
-        wholes: the gradients that the value is only a share of: sums with weight decay, for example.
+        wholes: gradients with the value as a part: sums with weight decay, for example.
     """
 
     value: ir.Value
@@ -55,7 +55,7 @@ class Unscaling:
         return self.everywhere or use in self.edges
 
     def merge(self, other: Unscaling) -> None:
-        """Let the readers that get the quotient by another unscaling of the value get it by this one."""
+        """Give this unscaling the readers of another unscaling of the value."""
         self.everywhere, self.output = self.everywhere or other.everywhere, self.output or other.output
         self.edges |= other.edges
         self.wholes |= other.wholes
@@ -65,8 +65,8 @@ class Unscaling:
 class Plan(Degrees):
     """The edits found so far, and every value's degree under them.
 
-    `values` holds the degree of each value as its producer gives it, times the scale where it enters at that value;
-    `edge` also knows the edits of single edges.
+    `values` holds the degree of each value at its producer, with a scale that enters at the value; `edge` also knows
+    the edits of single edges.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Plan(Degrees):
         return values + [Place(value, edge) for edge, value in self.scaled_edges.items()]
 
     def add(self, place: Place) -> None:
-        """Let the scale enter at a place."""
+        """Add a place where the scale enters."""
         if place.edge is None:
             self.scaled_values.add(place.value)
         else:
@@ -93,7 +93,7 @@ class Plan(Degrees):
         return self.unscaled.setdefault(value, Unscaling(value))
 
     def adopt(self, value: ir.Value, degree: Degree) -> None:
-        """Take note of the degree of a value inside of a subgraph, times the scale if it enters there."""
+        """Record the degree of a value inside a subgraph, with the scale if it enters there."""
         self.values[value] = degree + 1 if degree is not None and value in self.scaled_values else degree
 
     def edge(self, node: ir.Node, index: int) -> Degree:

@@ -1,8 +1,8 @@
 """The write-after-read hazard of in-place state, and the buffers that values share.
 
 ONNX Runtime runs nodes in any order that respects data edges. A node that overwrites a state buffer may run before a
-node that still wants the old value, unless that reader is an ancestor of the written value. Values share a buffer where
-a runtime hands one on or removes a node.
+reader of the old value, unless that reader is an ancestor of the written value. Values share a buffer where a runtime
+reuses one or removes a node.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def find_in_place_writes(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def find_unordered_readers(graph: ir.Graph) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
-    """Yield each in-place write with the readers of its state that need not have run before it."""
+    """Yield each in-place write with the readers of its state that may run after it."""
     writes = [(node, state) for node in find_in_place_writes(graph) if (state := node.inputs[0]) is not None]
     for (write, _), readers in zip(writes, _find_late_readers(graph, writes), strict=True):
         if readers:
@@ -57,14 +57,14 @@ def find_writable_states(
 ) -> set[ir.Value]:
     """Find the states whose next value can be written over the present one.
 
-    The node that gives the next value must come after all other readers of the state, and after every node that could
-    fail, so that a step that fails leaves the state unchanged. It must read no element after it has written it: a
-    `Where` of the output's shape.
+    The node of the next value must come after all other readers of the state, and after every node that could fail, so
+    that a failed step leaves the state unchanged. The node must read no element after its write: it is a `Where` of the
+    output's shape.
 
     Args:
         graph: the main graph.
         pairs: each state, a graph input, with its next value, a graph output.
-        decision: whether the step is applied; None where every step is.
+        decision: the value that decides whether the step is applied; None where every step is.
         trusted: returns whether a node cannot fail, whatever its operator.
     """
     outputs = Counter(graph.outputs)
@@ -84,15 +84,14 @@ def find_writable_states(
 def find_late_failures(
     graph: ir.Graph, writes: Collection[ir.Node], decision: ir.Value | None, trusted: Callable[[ir.Node], bool]
 ) -> list[ir.Node]:
-    """Find the nodes that could fail after one of these has overwritten a state.
+    """Find the nodes that could fail after a write of a state.
 
-    Those are none if every write waits for all such nodes, or for the decision whether the step is applied, and that
-    for all such nodes.
+    There are none if every write waits for all nodes that could fail, or for the decision, which itself waits for them.
 
     Args:
         graph: the main graph.
         writes: the nodes that overwrite state.
-        decision: whether the step is applied; None where every step is.
+        decision: the value that decides whether the step is applied; None where every step is.
         trusted: returns whether a node cannot fail, whatever its operator.
     """
     if not writes:
@@ -106,7 +105,7 @@ def find_late_failures(
 
 
 def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
-    """Find the common ancestors of some nodes: each of these is a bit, which goes up to its operands."""
+    """Find the common ancestors of some nodes: each node has a bit, which goes up to its operands."""
     bits = {write: 1 << i for i, write in enumerate(writes)}
     reached: dict[ir.Node, int] = {}
     for node in reversed(list(graph)):
@@ -124,16 +123,16 @@ def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
         return False
     if _is_choice(node):
         return all(may_overwrite(branch, state, branch.outputs[new.index() or 0]) for branch in subgraphs(node))
-    # Its kernels read an element of each operand before they write that element of the result, and never again; and
-    # ONNX Runtime fuses it into nothing that does not.
+    # Its kernels read an element of each operand before they write that element of the result, and never again. ONNX
+    # Runtime fuses it into no kernel without this property.
     return node.domain == "" and node.op_type == "Where"
 
 
 def _find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
-    """Find, for each node that overwrites a state, the other readers of the state that need not have run before it.
+    """Find, for each node that overwrites a state, the other readers of the state that may run after it.
 
-    Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. A
-    node that reads a value's shape alone does not wait for the value: runtimes fold known shapes into constants.
+    Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. A node
+    that reads only a value's shape does not wait for the value: runtimes fold known shapes into constants.
     """
     if not writes:
         return []
@@ -174,7 +173,7 @@ def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node
 
     for value in reach([state], lambda value: [view for _, _, views in uses(value) for view in views]):
         for node, owner, views in uses(value):
-            # A view that nothing else needs is read where it is made; a sequence cannot be looked into.
+            # A view without other readers is read where it is made; the elements of a sequence are unknown.
             if not has_trait(node, Trait.SHARES_BUFFER) or any(v.is_graph_output() for v in views):
                 yield owner
 
@@ -193,7 +192,7 @@ def _views_of(node: ir.Node, index: int) -> list[ir.Value]:
 def is_fresh(value: ir.Value, depth: int = 8) -> bool:
     """Return whether a value has a buffer of its own: it is no input, and no view of another value.
 
-    All that a select with a constant condition may choose must be fresh.
+    All operands of a select with a constant condition must be fresh.
     """
     node = value.producer()
     if node is None or node.domain != "" or depth == 0:
@@ -205,15 +204,15 @@ def is_fresh(value: ir.Value, depth: int = 8) -> bool:
 
 
 def _is_choice(node: ir.Node) -> bool:
-    """Return whether a node is an `If` that a pass inserted: a runtime cannot know its condition, and put it away."""
+    """Return whether a node is an `If` of a pass: a runtime cannot know its condition, and remove it."""
     return node.domain == "" and node.op_type == "If" and PASS_KEY in node.metadata_props
 
 
 def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
-    """Return whether a branch may write a result over a state of an outer scope that it reads.
+    """Return whether a branch may write a result over a state of an outer scope.
 
-    All readers of the state in the branch must work element by element, and must come before the node that gives the
-    result, or be that node. No node of the branch may fail: a step that fails leaves the state as it was.
+    All readers of the state in the branch must work element by element, and must come before the node of the result, or
+    be that node. No node of the branch may fail: a failed step leaves the state unchanged.
 
     Args:
         branch: the branch of an If.
@@ -232,7 +231,7 @@ def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
 
 
 def _readers_in(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
-    """Return the nodes of a branch that read a state, or a possible view of it, themselves or in their bodies."""
+    """Return the nodes of a branch that read a state, or a possible view of it, also in their bodies."""
     buffers = reach([state], lambda value: [view for node, i in value.uses() for view in _views_of(node, i)])
     owners = main_nodes(branch)
     readers = {main_node(owners, node) for value in buffers for node, _ in value.uses()}
@@ -242,11 +241,11 @@ def _readers_in(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
 def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:
     if not has_trait(node, Trait.READS_FIRST) or node.outputs[0].shape != state.shape:
         return False
-    # ONNX Runtime fuses a sum with the contraction that it adds to, which reads its operands again and again.
+    # ONNX Runtime fuses a contraction with a following sum; the fused kernel reads its operands repeatedly.
     producers = [value.producer() for value in node.inputs if value is not None]
     return all(p is None or p.graph is not node.graph or has_trait(p, Trait.READS_FIRST) for p in producers)
 
 
 def _before(last: ir.Node, branch: ir.Graph) -> set[ir.Node]:
-    """Return a node of a branch, and all others of the branch that it depends on."""
+    """Return a node of a branch, and its ancestors in the branch."""
     return set(reach([last], lambda node: [p for p in producers_of(operands_of(node)) if p.graph is branch]))

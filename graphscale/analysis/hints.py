@@ -1,4 +1,4 @@
-"""Hints of a user to the analysis, and the roles that a model states itself."""
+"""A user's hints for the analysis, and the roles that a model states."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _INFO = "training_info"
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-    """Names that a user gives for parts of a training graph, in place of those that the analysis would find.
+    """A user's names for parts of a training graph, in place of those that the analysis finds.
 
     Attributes:
         loss: the name of the loss; None to find it among the scalar floating-point outputs.
         seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients: the scale comes out there.
-        updates: `{output name: input name}` for carried state that is not to be found by itself.
-        roles: answers about roles, or what a roles file holds, or None.
+        updates: `{output name: input name}` for carried state that the analysis cannot pair.
+        roles: answers about roles, or the content of a roles file, or None.
     """
 
     loss: str | None = None
@@ -39,7 +39,7 @@ class Hints:
     roles: Any = None
 
     def __post_init__(self) -> None:
-        """Take any sequence of gradients, and None.
+        """Accept any sequence of gradients, and None.
 
         Raises:
             GradientError: the gradients are one text.
@@ -53,7 +53,7 @@ class Hints:
 
     @property
     def answers(self) -> Answers:
-        """All answers about roles, of the roles file and of single names.
+        """All answers about roles, from the roles file and single names.
 
         Raises:
             RolesError: two of them contradict each other.
@@ -62,7 +62,7 @@ class Hints:
         return Answers.of(self.roles).merge(losses, self.gradients, self.updates or {})
 
     def stated_by(self, model: ir.Model) -> Hints:
-        """Return the hints, with the roles that a model states itself where the user is silent.
+        """Return the hints, with a model's stated roles where the user gives none.
 
         Raises:
             RolesError: two answers contradict each other, or a statement has another form.
@@ -79,9 +79,9 @@ NO_HINTS = Hints()
 
 
 def read_stated_roles(model: ir.Model) -> Answers:
-    """Read the roles that a model states itself, each with its source.
+    """Read the roles that a model states, each with its source.
 
-    They stand in its metadata property `graphscale.roles`, and in ONNX's `training_info`.
+    The sources are the metadata property `graphscale.roles` and ONNX's `training_info`.
 
     Raises:
         RolesError: a statement has another form, or two contradict each other.
@@ -98,7 +98,7 @@ def read_stated_roles(model: ir.Model) -> Answers:
 
 
 def resolve_pairs(graph: ir.Graph, answers: Answers) -> list[Update]:
-    """Return the pairs of carried state that are named: by a user, or by the model itself.
+    """Return the pairs of carried state that a user or the model names.
 
     Raises:
         UpdateError: a name does not exist, or shapes or dtypes differ, or an input is named twice.

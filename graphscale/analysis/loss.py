@@ -24,7 +24,7 @@ __all__ = ["find_carried_number", "find_loss_candidates", "is_complemented", "is
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
-    """Return the value that is named as the loss.
+    """Return the named loss.
 
     Args:
         values: the values of the graph by name.
@@ -32,13 +32,13 @@ def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Va
         label: its origin, for messages.
 
     Raises:
-        LossError: it does not exist, is not scalar, or not floating point.
+        LossError: the value does not exist, is no scalar, or not floating point.
     """
     value = values.get(name)
     if value is None:
         raise LossError(f"{label}: the graph has no value of this name{suggest(name, values)}")
     if value.producer() is None:
-        raise LossError(f"{label}: {value_label(value)} is an input, not something that the graph computes")
+        raise LossError(f"{label}: {value_label(value)} is an input; name a value that the graph computes")
     if value.dtype is not None and not value.dtype.is_floating_point():
         raise LossError(f"{label}: {value_label(value)} is not floating point, and a loss must be")
     if not (is_scalar(value) or (value.shape is None and _reduces_to_scalar(value))):
@@ -47,7 +47,7 @@ def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Va
 
 
 def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
-    """Return whether a value without shape information is a scalar by the operator that computes it."""
+    """Return whether a value without shape information is a scalar by its operator."""
     node = value.producer()
     if node is None or depth == 0:
         return False
@@ -61,7 +61,7 @@ def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
 
 
 def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
-    """Find the outputs that could be the loss: scalar, floating point, and not the next value of a number."""
+    """Find the outputs that could be the loss: scalars of floating point that are no next value of a number."""
     values = [*graph.inputs, *graph.initializers.values()]
     numbers = {value for value in values if is_scalar(value)}
     found = [
@@ -80,7 +80,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
 
 
 def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
-    """Return whether a value is the next one of a number: a sum of losses, their average, the least of them."""
+    """Return whether a value is the next value of a number: a sum of losses, their average, their minimum."""
     if coefficient < NEXT_STATE or number.is_graph_input():
         return coefficient >= NEXT_STATE
     if is_complemented(number):
@@ -88,19 +88,19 @@ def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:
     node = value.producer()
     if coefficient < 1 or (node is not None and node.op_type in ("Min", "Max")):
         return True
-    # Else a constant is added to a loss.
+    # A constant may be added to a loss.
     if node is None or node.op_type != "Add" or number not in node.inputs or not is_known_zero(number):
         return False
     return any(operand is not None and operand.is_graph_output() for operand in node.inputs)
 
 
 def is_complemented(number: ir.Value) -> bool:
-    """Return whether a stored number is one, and values are subtracted from it, as a Dice coefficient is."""
+    """Return whether a stored number is 1 and values are subtracted from it, such as a Dice coefficient."""
     return constant_number(number) == 1 and any(node.op_type == "Sub" and index == 0 for node, index in number.uses())
 
 
 def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) -> ir.Value | None:
-    """Find a number that a loss may be the next value of: a zero that it is added to, or one that it is averaged with.
+    """Find a number whose next value may be the loss: a zero in a sum with it, or a number averaged with it.
 
     A running sum begins with a stored zero, and so does `sum` in Python.
 
@@ -118,7 +118,7 @@ def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) ->
 
 
 def _find_averaged(value: ir.Value, numbers: Collection[ir.Value]) -> ir.Value | None:
-    """Find the number that a value is a sum with a share of, where the share is unknown and follows from numbers."""
+    """Find the number whose share is an operand of a sum, for a share that is unknown and computed from numbers."""
     if not numbers:
         return None
     constant = find_coefficients(value, numbers, known_factors())
@@ -126,12 +126,12 @@ def _find_averaged(value: ir.Value, numbers: Collection[ir.Value]) -> ir.Value |
 
 
 def is_differentiable(value: ir.Value) -> bool:
-    """Return whether a value depends on an input or a weight by floating-point operators alone, as no accuracy does."""
+    """Return whether a value depends on an input or a weight by floating-point operators alone, unlike an accuracy."""
     return any(v.producer() is None for v in reach([value], _smooth_operands))
 
 
 def _smooth_operands(value: ir.Value) -> list[ir.Value]:
-    """Return the operands that a value is a differentiable function of, single numbers left out."""
+    """Return the operands of a differentiable function, without single numbers."""
     node = value.producer()
     rule = None if node is None else rule_of(node)
     if node is None or (rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE)):

@@ -1,4 +1,4 @@
-"""The choice between outputs that may each be the loss, which is left to whoever can run the graph.
+"""The choice between several outputs that may be the loss, for a caller that can run the graph.
 
 The package sets `choose`; the analysis itself needs no runtime.
 """
@@ -19,11 +19,11 @@ __all__ = ["Join", "LossCandidate", "LossChoice"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossCandidate:
-    """An output that may be the loss, or several that may each be the loss of gradients of their own.
+    """An output that may be the loss, or several, each with gradients of its own.
 
     Attributes:
         losses: the outputs.
-        unscalings: their gradients; none where no scale fits the loss alone.
+        unscalings: the gradients of the losses; none where no scale fits the loss alone.
         scaled: the values that would scale with the loss.
     """
 
@@ -32,7 +32,7 @@ class LossCandidate:
     scaled: Collection[ir.Value]
 
 
-# Makes one candidate of several losses; None where no scale fits them all.
+# Makes one candidate of several losses; None where no scale fits all of them.
 Join = Callable[[Sequence["ir.Value"]], LossCandidate | None]
 
 
@@ -40,8 +40,8 @@ class LossChoice:
     """The way to choose between losses.
 
     Attributes:
-        choose: returns the first candidate whose gradients in a graph are its derivatives, None where none is known to
-            have such gradients; and whether something ran the graph.
+        choose: returns the first candidate whose gradients in a graph are its derivatives, or None; and whether the
+            graph was run.
     """
 
     choose: Callable[[ir.Graph, Sequence[LossCandidate], Join], tuple[LossCandidate | None, bool]] = staticmethod(

@@ -1,4 +1,4 @@
-"""The evidence for one of several candidates for the loss: how well each explains the backward pass."""
+"""The evidence for one of several candidates for the loss: their fit to the backward pass."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from graphscale.operators import Kind, rule_of
 
 __all__ = ["choose_attempt", "join_earlier_losses"]
 
-# The first parts of the evidence exclude a candidate, the others make one likelier.
+# The first parts of the evidence exclude a candidate, the others rank it.
 _EXCLUDING = 2
 
 
 def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
-    """Rank a choice of the loss by how well it explains the backward pass.
+    """Rank a choice of the loss by its fit to the backward pass.
 
-    The backward pass of a loss reads something that the loss is computed from, other than constants. A loss depends on
-    activations and on no gradients, and no other candidate has to be unscaled beside it. Its backward pass covers the
-    most contractions, begins with a constant if it can, and reads the most values of its forward pass; a
-    non-linear function of another candidate (a perplexity) is a metric; a total is more than its parts.
+    The backward pass of a loss reads ancestors of the loss, other than constants. A loss depends on activations and on
+    no gradients, and needs no unscaling of another candidate. Its backward pass covers the most contractions, begins
+    with a constant where possible, and reads the most values of its forward pass. A non-linear function of another
+    candidate (a perplexity) is a metric; a total ranks above its parts.
     """
     topology, plan = attempt.topology, attempt.solver.plan
     others = {other.topology.loss for other in attempts} - {topology.loss}
@@ -41,8 +41,8 @@ def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
             below.update(node.outputs)
             rule = rule_of(node)
             nonlinear += rule is None or rule.kind is Kind.NONLINEAR
-    # A loss that another choice's scale reaches is a metric of its gradients, such as their norm, unless it is a total.
-    # The mean prediction as a loss makes residuals its gradients, and their square a metric of them.
+    # A loss within reach of another choice's scale is a metric of that choice's gradients, such as their norm, unless
+    # it is a total. For the mean prediction as the loss, residuals would be gradients, and their square a metric.
     below_places = sum(
         topology.loss in other.reached
         and (other.begins_with_constants or not attempt.begins_with_constants)
@@ -51,7 +51,7 @@ def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
         and not other.misfits
         for other in attempts
     )
-    # The norm of the gradients is computed from values that are gradients of another choice and leave the graph.
+    # The norm of the gradients is computed from another choice's gradients, which leave the graph.
     from_gradients = sum(_holds_gradients(topology, other) for other in attempts if other is not attempt)
     return (
         bool(read_values),
@@ -71,7 +71,7 @@ def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
 
 
 def _holds_gradients(topology: Topology, other: Attempt) -> bool:
-    """Return whether a candidate for the loss depends on a value that leaves the graph as a gradient of another one."""
+    """Return whether a candidate for the loss depends on an output that is a gradient of another candidate."""
     leaving = (value for value in other.solver.plan.unscaled if value.is_graph_output() and not is_scalar(value))
     return any(value in topology.forward for value in leaving)
 
@@ -83,13 +83,13 @@ def choose_attempt(
     answers: Answers,
     join: TryTogether,
 ) -> tuple[Attempt, str, bool]:
-    """Choose a loss by its evidence, and by its derivatives where the evidence excludes no other one.
+    """Choose a loss by its evidence, and by its derivatives where the evidence leaves several.
 
     Args:
         graph: the main graph; None if it cannot be run.
         attempts: the candidates whose backward pass can be scaled.
-        failed: the others, each with whether it has no backward pass. One that has may be the loss, and so may one
-            that the choice is computed from, as an average is.
+        failed: the others, each with True if it has no backward pass. One with a backward pass may be the loss, and so
+            may an ancestor of the choice, for instance of an average.
         answers: the answers of the user.
         join: tries several losses at once.
 
@@ -125,7 +125,7 @@ def choose_attempt(
         )
         total = _find_total(rivals, parts) if chosen is None and has_run else None
         if total is not None:
-            # Derivatives that are stopped somewhere are those of no output.
+            # Stopped derivatives are derivatives of no output.
             best, how = total, "the backward pass reads values of all its parts"
         elif has_run and chosen is None and not parts and _lead_to_one_graph(rivals):
             how = "the likeliest one, and each other one leads to the same scaled graph"
@@ -152,7 +152,7 @@ def choose_attempt(
 
 
 def _find_carried_number(attempt: Attempt) -> ir.Value | None:
-    """Find a number that a loss may be the next value of, a stored one only where the file may store state."""
+    """Find a number whose next value may be the loss, a stored one only where the file may store state."""
     topology, number = attempt.topology, None
     for may_be_stored in (True, False):
         found = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
@@ -163,20 +163,20 @@ def _find_carried_number(attempt: Attempt) -> ir.Value | None:
 
 
 def _lead_to_one_graph(rivals: Sequence[Attempt]) -> bool:
-    """Return whether all candidates lead to the same edits, and none is computed from another one, as a total is."""
+    """Return whether all candidates lead to the same edits, and none is computed from another, such as a total."""
     losses = {rival.topology.loss for rival in rivals}
     return all(a.edits_as(rivals[0]) and losses & a.topology.forward == {a.topology.loss} for a in rivals)
 
 
 def _find_total(rivals: Sequence[Attempt], parts: Sequence[ir.Value]) -> Attempt | None:
-    """Return the candidate that all others, and some further values, are parts of."""
+    """Return the candidate that is a total of all others and further values."""
     values = [*(rival.topology.loss for rival in rivals), *parts]
     totals = (a for a in rivals if all(v is a.topology.loss or a.contains(v) for v in values))
     return next(totals, None)
 
 
 def _leave_excluded(rivals: Sequence[Attempt]) -> Sequence[Attempt]:
-    """Return the candidates that none excludes, if these exclude all others."""
+    """Return the candidates that no other excludes, if they exclude all others."""
     excluding = {rival: [a for a in rivals if a is not rival and a.excludes(rival)] for rival in rivals}
     left = [rival for rival, others in excluding.items() if not others]
     excluded = (others for others in excluding.values() if others)
@@ -184,7 +184,7 @@ def _leave_excluded(rivals: Sequence[Attempt]) -> Sequence[Attempt]:
 
 
 def _join_likeliest(rivals: Sequence[Attempt], join: TryTogether) -> Attempt:
-    """Return the likeliest attempt, or one at several losses, each with cotangents of its own, that fits better."""
+    """Return the likeliest attempt, or a better one at several losses, each with cotangents of its own."""
     fits = not rivals[0].misfits and not rivals[0].solver.unscales_cotangents
     for first in rivals[:1] if fits else rivals:
         best = first
@@ -202,7 +202,7 @@ def join_earlier_losses(
 ) -> tuple[Attempt, bool] | None:
     """Join a loss and an earlier one whose gradients move its weights, where that protects more contractions.
 
-    Such are the losses of a critic before its actor, and of a step before a second.
+    Examples are the losses of a critic before its actor, and of a step before a second.
 
     Args:
         graph: the main graph; None if it cannot be run.

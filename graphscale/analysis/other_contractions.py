@@ -1,13 +1,13 @@
 """Contractions outside the backward pass, of predictions and of an optimizer.
 
-A head whose result leaves the graph, and that the loss ignores, multiplies an activation by weights of its own; a
-validation loss has a forward pass on another batch. The backward pass of a contraction `y = a @ b` multiplies `a` or
-`b` by a value that depends on `y`.
+A head with its own output, outside the loss, multiplies an activation by its own weights; a validation loss has a
+forward pass on another batch. The backward pass of a contraction `y = a @ b` multiplies `a` or `b` by a value that
+depends on `y`.
 
 Optimizers, such as Muon and Shampoo, multiply finished gradients with each other. A contraction of the backward pass
-multiplies a cotangent with a weight or an activation; one of the optimizer reads only values that follow from
-gradients, and moments; beside a moment, also weights, as L-BFGS and Momo do. To unscale before it costs nothing. As
-gradients count only values that no contraction of the backward pass goes on from.
+multiplies a cotangent with a weight or an activation; one of the optimizer reads only moments and values computed from
+gradients; beside a moment, also weights, as in L-BFGS and Momo. An unscaling before it costs nothing. Only values
+without a further contraction of the backward pass count as gradients.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
     """Find the contractions that compute predictions, among those that may be backward.
 
     Args:
-        topology: of the graph, for its loss.
-        cotangents: each contraction that may be backward, with the inputs that would be cotangents.
+        topology: the topology of the graph, for its loss.
+        cotangents: each contraction that may be backward, with its possible cotangents.
 
     Returns:
-        the contractions that depend on no backward one, and are none; none if no other is left.
+        the contractions that are not backward, and depend on no backward one; none if these are all.
     """
     first = [node for node in cotangents if not any(v in topology.propagated for v in topology.operands(node))]
     forward = topology.contractions - topology.backward
@@ -46,7 +46,7 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
     seeds = {_source(topology, operand_at(use)) for node in differentiating for use in cotangents[node]}
 
     def shares_cotangent(node: ir.Node) -> bool:
-        # As the gradient of a bias does, a product of a cotangent with ones.
+        # The gradient of a bias is such a product, of a cotangent with ones.
         operands = topology.operands(node)
         return any(_source(topology, v) in seeds or (v in read and topology.is_backward(v)) for v in operands)
 
@@ -71,7 +71,7 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
 
 
 def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) -> bool:
-    """Return whether a node is a gradient operator, or a product of an operand of a forward one and a cotangent.
+    """Return whether a node is a gradient operator, or multiplies a cotangent with an operand of a forward one.
 
     Args:
         topology: of the graph.
@@ -88,7 +88,7 @@ def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) ->
         readers = _readers(topology, _source(topology, value), forward)
         results = {result for reader in readers for result in reader.outputs}
         for other in values if results else ():
-            # The cotangent of a linear loss is a constant, or what it is multiplied with.
+            # The cotangent of a linear loss is a constant, or the other operand of a product.
             source = _source(topology, other)
             if other is not value and (
                 source in topology.tail or factors[source] or not results.isdisjoint(topology.ancestors([other]))
@@ -98,7 +98,7 @@ def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) ->
 
 
 def _readers(topology: Topology, value: ir.Value, among: Set[ir.Node]) -> Iterator[ir.Node]:
-    """Yield the contractions among some that read a value, or a view of it."""
+    """Yield the readers of a value, or of its views, among some contractions."""
 
     def views(each: ir.Value) -> list[ir.Value]:
         nodes = (node for node in topology.consumers(each) if node not in among and has_trait(node, _VIEWS))
@@ -108,7 +108,7 @@ def _readers(topology: Topology, value: ir.Value, among: Set[ir.Node]) -> Iterat
 
 
 def _source(topology: Topology, value: ir.Value) -> ir.Value:
-    """Return the value that a value is a view or a part of; of the first forward pass, if it was computed again."""
+    """Return the source of a view or a part; that of the first forward pass for a recomputed value."""
     source = source_by_trait(value, _VIEWS)
     again = topology.recomputed.get(source)
     return source if again is None else source_by_trait(again, _VIEWS)
@@ -121,8 +121,8 @@ class OptimizerContractions:
         topology: forward, backward and dependence of every value.
 
     Attributes:
-        nodes: backward contractions that read a state that the loss ignores, and those without a weight, an
-            activation or a batch among their operands.
+        nodes: backward contractions that read a state outside the loss, and those without a weight, an activation or a
+            batch among their operands.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -147,7 +147,7 @@ class OptimizerContractions:
         """Return whether contractions depend on batch, weights and activations through finished gradients alone.
 
         Args:
-            unscaled: the gradients, of a solution without `nodes`.
+            unscaled: the gradients of a solution without `nodes`.
             missed: contractions without a scaled operand.
         """
         topology = self._topology
@@ -166,7 +166,7 @@ class OptimizerContractions:
         )
 
     def _depends(self, value: ir.Value, node: ir.Node) -> bool:
-        """Return whether an operand depends on data, for a contraction also on what the forward pass reads."""
+        """Return whether an operand depends on data; for a contraction, also on operands of the forward pass."""
         if node in self._topology.contractions and node not in self._remembering:
             return value in self._read or value in self._topology.activation_dependent
         return value in self._data or value in self._topology.activation_dependent

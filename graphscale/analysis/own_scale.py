@@ -1,9 +1,9 @@
-"""The loss scale that a training step brings along: its exporter multiplied the gradients, and divides them again.
+"""A training step's own loss scale: its exporter multiplied the gradients, and divides them again.
 
-Certain evidence alone counts. A scalar S, fed, carried or stored, multiplies the seed of the backward pass, the loss
-does not depend on it, and the exact inverse of S, not another gradient, divides every gradient again before an output.
-A loss weight stays in the gradients, gradients of norm 1 meet no inverse of S, and the results are not homogeneous in
-a temperature.
+Only certain evidence counts. A scalar S, fed, carried or stored, multiplies the seed of the backward pass, the loss
+does not depend on S, and the exact inverse of S, not another gradient, divides every gradient again before an output.
+This excludes others: a loss weight remains in the gradients, gradients of norm 1 meet no inverse of S, and the results
+are not homogeneous in a temperature.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
 
 # A smaller constant may be a factor of a derivative.
 _LEAST = 8
-# How many numbers are looked at, and how often a node that reads one, on average.
+# The number of numbers tried, and the average number of visits to a reader of one.
 _MOST = 8
 _PATIENCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnScale:
-    """A loss scale of the step's own.
+    """The own loss scale of a step.
 
     Attributes:
         value: the input, the initializer or the constant that holds it.
-        loss: the loss that it multiplies.
-        unscaled: the values that it has been divided out of.
+        loss: the loss that the scale multiplies.
+        unscaled: the gradients after their division by the scale.
         next: its next value; None where the step does not adjust it.
         tested: whether values that carry the scale are tested for finiteness.
     """
@@ -64,7 +64,7 @@ class OwnScale:
 
     @property
     def is_constant(self) -> bool:
-        """True if nothing can change the scale."""
+        """True if the scale can never change."""
         return constant_tensor(self.value) is not None and self.next is None
 
     def describe(self) -> str:
@@ -92,11 +92,11 @@ class OwnScale:
 
 
 def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | None:
-    """Find the loss scale that a step brings along.
+    """Find a step's own loss scale.
 
     Args:
         graph: the main graph, with no calls of model-local functions in it.
-        losses: the names of the losses, where they are known.
+        losses: the names of the losses, where known.
     """
     numbers: set[ir.Value] = set()
     _find_numbers(graph, numbers)
@@ -117,10 +117,10 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
 
 
 def refuse_own_scale(own: OwnScale | None, name: str) -> list[str]:
-    """Refuse a step whose own loss scale changes; return a warning of one that is constant.
+    """Refuse a step whose own loss scale changes; return a warning for a constant one.
 
     Args:
-        own: the loss scale that the step brings along, if any.
+        own: the step's own loss scale, if any.
         name: the name of the model, for the message.
 
     Raises:
@@ -163,7 +163,7 @@ def _suppose(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value
 
 
 def _states(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
-    """Yield the scalars that are fed or carried."""
+    """Yield the fed and carried scalars."""
     read = ancestors([v for v in graph.outputs if v in numbers and is_float(v)], stop=_is_flag)
     for value in _sources(graph):
         is_carried = value.is_graph_input() or value in read or _find_write(value) is not None
@@ -172,7 +172,7 @@ def _states(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value,
 
 
 def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, _Powers]]:
-    """Yield the first constant of each number, with all constants of this number and of its reciprocal."""
+    """Yield the first constant of each number, with all constants of the number and its reciprocal."""
     made = (value for node in graph.all_nodes() if node.op_type == "Constant" for value in node.outputs)
     values: dict[float, list[ir.Value]] = {}
     for value in (*_sources(graph), *made):
@@ -188,9 +188,9 @@ class _Uses:
     """The uses of powers of a number by other values than numbers.
 
     Attributes:
-        multiplies: whether something is multiplied by the number, or computed from it.
-        divides: whether something is divided by it.
-        others: the numbers that follow from it in another way than by a power.
+        multiplies: True if a value is a product with the number, or computed from the number.
+        divides: True if the number is a divisor.
+        others: the numbers computed from the number by other operators than powers.
         count: number of uses.
     """
 
@@ -226,7 +226,7 @@ def _find_write(value: ir.Value) -> ir.Value | None:
 
 
 def _find_next(graph: ir.Graph, value: ir.Value, numbers: set[ir.Value], touched: set[ir.Value]) -> ir.Value | None:
-    """Find the next value of a loss scale: an output that depends on it and on the gradients, or one in place."""
+    """Find the next value of a loss scale: an output that depends on scale and gradients, or a write in place."""
     if (written := _find_write(value)) is not None:
         return written
     for output in graph.outputs:

@@ -1,4 +1,4 @@
-"""The places where the scale enters: the demand "degree 1" goes from a certain cotangent up to its seed."""
+"""The search for the places where the scale enters, from a certain cotangent up to its seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
 __all__ = ["LOSING", "find_cotangents", "find_gradient_like_values", "find_places"]
 
-# With scaled bounds, an overflow would become a finite number before the finite check.
+# Scaled bounds would turn an overflow into a finite number before the finite check.
 LOSING = Trait.LOSES_INFINITY | Trait.LOSES_NEGATIVE
 
 _SCATTERS = ("ScatterND", "ScatterElements")
@@ -41,10 +41,10 @@ _SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
 class _Grade(enum.IntEnum):
     """The certainty that a demand belongs to the place that it reached; the highest is the best."""
 
-    NONE = 0  # nothing can be scaled: a forward value, a weight, or a layout of one
+    NONE = 0  # nothing to scale: a forward value, a weight, or a layout of one
     NONLINEAR = 1  # the result of a non-linear operator: a residual rather than a cotangent
     PRODUCT = 2  # a product of forward values
-    STRONG = 3  # a sum with a forward operand, a constant, or something already scaled
+    STRONG = 3  # a sum with a forward operand, a constant, or a scaled value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +53,16 @@ class _Answer:
     places: tuple[Place, ...] = ()
 
 
-# Yields the value whose result it needs, is sent that result, returns its own.
+# A generator that yields a value, is sent the result for it, and returns its own result.
 _Steps = Generator[ir.Value, _Answer, _Answer]
 
 
 def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use, ...]:
     """Find the inputs of a backward node that certainly carry a cotangent, as `(node, input index)`.
 
-    For a gradient operator that is its cotangent. For a contraction it is the operand that depends on the
-    tail of the forward pass; where several do, the one that depends on the deepest forward value. For a node with
-    contractions in its subgraphs it is found in the same way among all that enters it.
+    For a gradient operator, the input is its cotangent. For a contraction, it is the operand that depends on the tail
+    of the forward pass; among several, the one that depends on the deepest forward value. A node with contractions in
+    its subgraphs is treated in the same way, with all values that enter it as operands.
     """
     uses = [Use(node, i) for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
     if rule.gradient:
@@ -72,8 +72,8 @@ def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use,
     candidates = [
         use for use in uses if topology.is_backward(operand_at(use)) and not _is_saved(topology, operand_at(use))
     ]
-    # A loss that is linear in its operands has cotangents of inputs and constants; one that is quadratic has the
-    # residual itself, a value of the forward pass.
+    # The cotangents of a linear loss are inputs and constants; that of a quadratic loss is the residual itself, a value
+    # of the forward pass.
     group = (
         [use for use in candidates if operand_at(use) in topology.tail_dependent]
         or candidates
@@ -88,16 +88,16 @@ def find_places(
 ) -> tuple[Place, ...]:
     """Return where the scale must enter so that a value gets degree 1.
 
-    The demand goes up through operators that keep the degree, through all operands of a sum, and through one operand
-    of a product: the one that depends on the deepest forward value, a constant last. It stops where it can go no
-    further. Empty if the value is scaled already, or if nothing can be scaled and it is not forced.
+    The search goes up through operators that keep the degree, through all operands of a sum, and through one operand of
+    a product: the one that depends on the deepest forward value, a constant last. It stops where it can go no further.
+    The result is empty for a scaled value, or if there is nothing to scale, without `force`.
 
     Args:
         topology: the graph.
         plan: the edits so far.
         value: the value.
-        use: the reader that wants it; None for all of them.
-        force: scale the value itself, for this reader at least, if nothing above it can be scaled.
+        use: the reader that needs the degree; None for all readers.
+        force: scale the value itself, at least for this reader, if there is nothing above to scale.
     """
     search = _Search(topology, plan)
     if search.is_constant(value):
@@ -109,13 +109,13 @@ def find_places(
         return ()
     if topology.is_backward(value):
         return (Place(_unrounded(topology, value)),)
-    # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: its backward readers see it scaled.
+    # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: scale it for its backward readers.
     readers = (reader for reader in uses_of(value) if reader.node in topology.backward and _keeps_degree(reader))
     return tuple(Place(value, reader) for reader in dict.fromkeys((use, *readers)))
 
 
 class _Search:
-    """One search upwards. Steps are generators run on a stack of our own: chains are longer than Python's stack."""
+    """One search upwards. Its steps are generators on its own stack, since chains are longer than Python's."""
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology = topology
@@ -140,7 +140,7 @@ class _Search:
         return answer
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Return whether a value is a constant that a single reader may see scaled."""
+        """Return whether a value is a constant that can be scaled for a single reader."""
         return self.plan.values.get(value, 0) == 0 and _is_constant(self.topology, value)
 
     def _push(self, value: ir.Value) -> _Steps:
@@ -155,7 +155,7 @@ class _Search:
         if rule is None or not rule.has_degree(value.index() or 0):
             return nonlinear
         if rule.kind is Kind.LINEAR and has_trait(node, LOSING) and len(inputs_of(node)) > 1:
-            # The gradient is unscaled before its bounds, and scaled again behind them if need be.
+            # The gradient is unscaled before its bounds, and scaled again behind them if necessary.
             bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v)]
             answer = (yield bounded[0]) if bounded else nonlinear
             return answer if answer.places or answer.grade is _Grade.NONE else nonlinear
@@ -209,7 +209,7 @@ class _Search:
 
 
 def _is_constant(topology: Topology, value: ir.Value) -> bool:
-    """Return whether a value is a constant: no weight, no moment, and not all zeros."""
+    """Return whether a value is a constant, but no weight, moment or zeros."""
     if not is_float(value) or value in topology.states:
         return False
     producer = value.producer()
@@ -218,7 +218,7 @@ def _is_constant(topology: Topology, value: ir.Value) -> bool:
 
 
 def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
-    """Return the value that a backward value is a view or a cast of; the value itself if it is none."""
+    """Return the source of a view or a cast of a backward value; the value itself if it is neither."""
 
     def viewed(node: ir.Node) -> ir.Value | None:
         rule = rule_of(node)
@@ -241,7 +241,7 @@ def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
 
 
 def _is_saved(topology: Topology, value: ir.Value) -> bool:
-    """Return whether a value is a forward value, a weight or an input, seen through views and casts: no cotangent."""
+    """Return whether a value is no cotangent but a forward value, a weight or an input, or a view or cast of one."""
     source = _viewed(topology, value)
     return source in topology.anew or (not topology.is_backward(source) and not _is_constant(topology, source))
 
@@ -266,9 +266,9 @@ def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, bool, int, i
 
 
 def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
-    """Find the values to demand the scale of where no contraction and no gradient operator is backward.
+    """Find the values to be scaled in a graph without backward contractions and gradient operators.
 
-    They look like gradients: outputs, or what they add to state, above moments, rates and powers.
+    Such values look like gradients: outputs, or their changes of state, above moments, rates and powers.
     """
     states = topology.states | _find_held_numbers(topology.graph)
     read = topology.descendants({v for v in states if v in topology.forward})
@@ -295,16 +295,16 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
 
 
 def _find_held_numbers(graph: ir.Graph) -> set[ir.Value]:
-    """Find the stored numbers that an output holds: they may be weights and moments."""
+    """Find the stored numbers in an output: they may be weights and moments."""
     numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
     held = (find_coefficients(output, numbers) for output in graph.outputs)
     return {v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE}
 
 
 def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:
-    """Return what an output adds to the state that it holds, or the output itself where it holds none.
+    """Return the terms that an output adds to its state, or the output itself where it has no state.
 
-    A share of the state alone, as that of weight decay, counts only where nothing else is added.
+    A share of the state, such as weight decay, counts only where it is the only term.
     """
     if value is topology.loss or not topology.is_backward(value) or not is_float(value):
         return []
@@ -326,5 +326,5 @@ def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Va
 
 
 def _holds_one_of(states: Collection[ir.Value], value: ir.Value) -> bool:
-    """Return whether a value holds a state, as a decayed one does, and the next gain of a weight's rate."""
+    """Return whether a value contains a state, such as a decayed state or the next gain of a weight's rate."""
     return any(c >= NEXT_STATE for c in find_coefficients(value, states).values())

@@ -1,4 +1,4 @@
-"""Degrees of every power through one node: squares, roots and reciprocals of a loss scale that a graph brings along."""
+"""Degrees of every power through one node: squares, roots and reciprocals of a graph's own loss scale."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from graphscale.operators import Kind, rule_of
 
 __all__ = ["evaluate_powers", "is_zero"]
 
-# Larger tensors are weights, and not looked into.
+# Larger tensors are weights, and not read.
 _SMALL = 4096
 _POWERS = {"Sqrt": 0.5, "Reciprocal": -1.0, "ReduceL2": 1.0, "ReduceSumSquare": 2.0}
 
-# Whether a value is known to be all zeros, its weights unread.
+# A test for a value known to be all zeros, without reading weights.
 is_zero = functools.partial(is_known_zero, largest=_SMALL)
 
 
 def evaluate_powers(
     node: ir.Node, degrees: Sequence[Degree], is_zero: Callable[[ir.Value | None], bool] = is_zero
 ) -> Sequence[Degree] | Conflict:
-    """Return the degree of each output of a node without subgraphs, by those of its inputs, or their conflict.
+    """Return the degree of each output of a node without subgraphs, by the degrees of its inputs, or their conflict.
 
-    Every power is allowed: a square has degree 2, its root degree 1, a reciprocal degree -1: a graph by hand may clip
-    scaled gradients to a scaled threshold, and be right.
+    Every power is allowed: a square has degree 2, its root degree 1, a reciprocal degree -1. A graph written by hand
+    may correctly clip scaled gradients to a scaled threshold.
 
     Args:
         node: the node.
         degrees: the degree of each input.
-        is_zero: whether a value has every degree, as zeros have.
+        is_zero: returns whether a value has every degree, as zeros have.
     """
     rule = rule_of(node)
     ignored = () if rule is None else rule.ignored
@@ -50,7 +50,7 @@ def evaluate_powers(
 def _power(
     node: ir.Node, degrees: Mapping[int, Degree], unknown: bool, is_zero: Callable[[ir.Value | None], bool]
 ) -> Degree | Conflict:
-    """Apply the operators that raise to a power; all others that are not homogeneous take no scaled operand."""
+    """Apply the operators that raise to a power; other non-homogeneous operators accept no scaled operand."""
     carrying = tuple(i for i, degree in degrees.items() if degree not in (0, ZERO))
     if not carrying:
         return 0

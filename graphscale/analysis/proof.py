@@ -1,8 +1,8 @@
-"""The proof, on the rewritten graph alone: the loss scale has no effect on anything that leaves it.
+"""The proof, on the rewritten graph alone, that the loss scale has no effect on outputs and carried state.
 
-The symbol S is now the loss scale itself. Its degree is 1; nothing is multiplied or divided by assumption any more:
-the inserted nodes are nodes like all others. Then every output and every carried state must have degree 0, the loss
-must not depend on S at all, and every carried state must be guarded and every in-place write ordered.
+The symbol S is now the loss scale itself, of degree 1, and no product or division is assumed any more: inserted nodes
+are nodes like all others. Then every output and every carried state must have degree 0, the loss must not depend on S
+at all, every carried state must have a guard, and every in-place write must be ordered.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def prove(
         loss: the loss.
         guarded: the next values of all carried state; `applies` must select each.
         checked: the unscaled gradients; each must reach `all_finite`.
-        all_finite: the result of the finite check; None where there is none, and then nothing needs a guard.
-        applies: whether the step is applied, which must depend on `all_finite`; None for `all_finite` itself.
+        all_finite: the result of the finite check; None for a step without one, and without guards.
+        applies: the value that decides whether the step is applied, and depends on `all_finite`; None for `all_finite`.
         exempt: outputs that are scaled on purpose.
-        rule_nodes: the nodes of the update rule: their results are a new scale, nothing scaled.
+        rule_nodes: the nodes of the update rule: their results are a new scale, not scaled values.
 
     Raises:
-        ProofError: with the first value or node that contradicts it.
+        ProofError: a value or node contradicts the proof; the message names the first.
     """
     nodes, exempt, checked = tuple(graph), frozenset(exempt), tuple(checked)
     degrees, conflicts = scale_degrees(nodes, scale, rule_nodes)
@@ -63,10 +63,10 @@ def prove(
         if condition is not all_finite and all_finite not in ancestors([condition], operands=inputs_of):
             raise ProofError("whether the step is applied would not depend on the finite check")
         _prove_guards(condition, guarded)
-        # A branch need not read all that it captures: captures are no proof that the check sees a gradient.
+        # A branch need not read all its captures: a capture does not prove that the check reads a gradient.
         above = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
         if not above.issuperset(checked):
-            above = ancestors([all_finite], operands=inputs_of)  # one of them may be met only above another
+            above = ancestors([all_finite], operands=inputs_of)  # some are met only above others
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
@@ -86,17 +86,17 @@ def prove(
 def scale_degrees(
     nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: Container[ir.Node]
 ) -> tuple[Degrees, dict[ir.Node, Conflict]]:
-    """Evaluate the degree of every value in the loss scale, and collect the nodes whose outputs have none.
+    """Evaluate the degree of every value in the loss scale, and collect the nodes without degrees.
 
     Args:
         nodes: the nodes of a main graph, in execution order.
         scale: the loss scale.
-        rule_nodes: the nodes of the update rule, which are passed over.
+        rule_nodes: the nodes of the update rule, which are left out.
     """
     degrees, conflicts = Degrees({scale: 1}, symbol=scale), dict[ir.Node, Conflict]()
     scaled = degrees.values.keys()
     for node in nodes:
-        # A node that reads no multiple of the scale gives none.
+        # A node without a scaled operand has no scaled result.
         if node in rule_nodes or (scaled.isdisjoint(node.inputs) and not subgraphs(node)):
             continue
         result = evaluate(node, degrees)
@@ -110,13 +110,13 @@ def scale_degrees(
 def reach_unchecked(
     nodes: Iterable[ir.Node], scale: ir.Value, checked: Container[ir.Value], rule_nodes: Container[ir.Node]
 ) -> set[ir.Value]:
-    """Return the values that the loss scale reaches by ways that pass no value tested for finiteness.
+    """Return the values that the loss scale reaches on paths without a value tested for finiteness.
 
     Args:
         nodes: the nodes of a main graph, in execution order.
         scale: the loss scale.
-        checked: the values that are tested.
-        rule_nodes: the nodes of the update rule, which are passed over.
+        checked: the tested values.
+        rule_nodes: the nodes of the update rule, which are left out.
     """
     found = {scale}
     for node in nodes:
@@ -139,7 +139,7 @@ def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
 
 
 def scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator[str]:
-    """Yield the names of the contractions and gradient operators that compute on a scaled operand, bodies included."""
+    """Yield the names of contractions and gradient operators with a scaled operand, bodies included."""
     scaled = degrees.values.keys()
     for node in nodes:
         for body in subgraphs(node):

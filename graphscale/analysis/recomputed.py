@@ -1,4 +1,4 @@
-"""Forward values that a backward pass computes again: by checkpointing, or because nobody merged the two."""
+"""Forward values that a backward pass computes again: by checkpointing, or because no exporter merged the two."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ def find_recomputed_values(
     mixing: Container[ir.Value],
     moved: Mapping[ir.Value, ir.Value] | None = None,
 ) -> dict[ir.Value, ir.Value]:
-    """Return the values outside of forward that equal a forward value, each with that value.
+    """Map values outside of forward to the forward values that they equal.
 
-    Two nodes compute the same if operator, attributes and operands are the same (value numbering); small constants
-    are compared by content. Casts that mixed precision put in are looked through: of two equal nodes, one may read the
-    rounded value alone.
+    Two nodes are equal if operator, attributes and operands are the same (value numbering); small constants are
+    compared by content. Casts of mixed precision are ignored: one of two equal nodes may read the rounded value.
 
     Args:
         forward: the nodes that the loss depends on, in graph order.
         rest: the others, in graph order.
-        mixing: the forward values that count: those that mix several inputs, so that a seed is never among them.
-        moved: values that count as equal to a weight, and make all that is computed from them count: no seed is.
+        mixing: the forward values to compare with: those that mix several inputs, and so are no seed.
+        moved: values that count as equal to a weight; all values computed from them are compared, since none is a seed.
     """
     numbers = _Numbers()
     numbers.update((value, numbers[weight]) for value, weight in (moved or {}).items())
@@ -45,7 +44,7 @@ def find_recomputed_values(
     originals: dict[ir.Value, ir.Value] = {}
     behind = set(moved or ())
     for node in rest:
-        # A node that reads a value which is no forward value computed again gives none itself.
+        # The result of a node is recomputed only if all its operands are.
         if [v for v in node.inputs if v is not None and v not in numbers and not _is_source(v)]:
             continue
         key = _key(node, numbers)
@@ -63,7 +62,7 @@ def find_recomputed_values(
 
 
 def is_copy(original: ir.Value, copy: ir.Value) -> bool:
-    """Return whether one value is computed just as another one.
+    """Return whether two values are computed in the same way.
 
     Nodes and attributes are the same; inputs, weights, and constants of integers, such as the bounds of a slice, may
     differ.
@@ -90,7 +89,7 @@ def is_copy(original: ir.Value, copy: ir.Value) -> bool:
 
 
 def _is_alike(one: ir.Value, other: ir.Value) -> bool:
-    """Return whether two values are sources that may stand for each other, or computed by the same operator."""
+    """Return whether two values are interchangeable sources, or results of the same operator."""
     if _is_source(one) and _is_source(other):
         constants = constant_tensor(one), constant_tensor(other)
         if constants[0] is None or constants[1] is None or not is_float(one) or not is_scalar(one):
@@ -105,7 +104,7 @@ def _is_alike(one: ir.Value, other: ir.Value) -> bool:
 
 
 class _Numbers(dict[ir.Value, Hashable]):
-    """The key by which each value is compared: the first value that equals it, or the content of a small constant."""
+    """The keys for comparing values: the first equal value, or the content of a small constant."""
 
     def __missing__(self, value: ir.Value) -> Hashable:
         number: Hashable = value
@@ -117,7 +116,7 @@ class _Numbers(dict[ir.Value, Hashable]):
 
 
 def _key(node: ir.Node, numbers: _Numbers) -> Hashable | None:
-    """Return the key that equal nodes have in common; None for a node that equals no other."""
+    """Return the common key of equal nodes; None for a node that equals no other."""
     op_type, inputs, held = node.op_type, node.inputs, node.attributes.data.items()
     if has_trait(node, Trait.RANDOM) or (held and subgraphs(node)):
         return None

@@ -1,4 +1,4 @@
-"""The report of an analysis and of a scaling, as data: printed as a table or as JSON."""
+"""The report of an analysis and of a scaling, as data, for a table or JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
     "read_report",
 ]
 
-# The origins of carried state that is no update of the original graph.
+# The origins of carried state that the original graph does not have.
 STATE_OF_SCALE = "state of the loss scale"
 TELEMETRY = "telemetry"
 WRITTEN_IN_PLACE = "written in place"
@@ -59,8 +59,8 @@ class StateReport:
     """A piece of carried state.
 
     Attributes:
-        input: the input that holds it.
-        output: the output that gives its next value; None where it is written in place.
+        input: the input with the present value.
+        output: the output with its next value; None for state that is written in place.
         how: the evidence for the pair, or the origin of state that scaling added.
     """
 
@@ -78,23 +78,23 @@ class Report(Summary):
         loss_found: the evidence for the loss.
         places: the places where the loss scale enters.
         coverage: the share of backward contractions and gradient operators that compute on a scaled operand;
-            None where the graph has none, so that there is nothing to protect.
-        contractions: number of those.
-        missed: the names of those that it does not reach.
+            None for a graph without any, with nothing to protect.
+        contractions: number of backward contractions and gradient operators.
+        missed: the names of those without a scaled operand.
         gradients: the values that are divided by the loss scale.
         state: the carried state.
         roles: the roles of all inputs, then of all outputs.
-        accumulators: in-place accumulators that gradients flow into.
+        accumulators: in-place accumulators of gradients.
         warnings: notes for the user, a sentence each.
         policy: class name and config of the loss scale; None before scaling.
         target: the target; None before scaling.
-        nodes_before: nodes of the main graph as it was given.
+        nodes_before: nodes of the main graph before scaling.
         nodes_after: nodes of the main graph after scaling.
-        inserted: for each pass, how many nodes of each operator it inserted.
-        renamed: `{wanted: given}` for names that were taken.
-        proved: whether the static proof was run on the result.
+        inserted: for each pass, the number of inserted nodes of each operator.
+        renamed: `{wanted: given}` for names that were in use.
+        proved: True if the static proof was run on the result.
         replaced: `{operator: nodes}` of training operators for which the target has no kernel.
-        autocast: the report of putting the graph into mixed precision, as a dict; None where it was not.
+        autocast: the report of mixed precision, as a dict; None without it.
     """
 
     loss: str
@@ -166,7 +166,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def make_report(graph: TrainingGraph) -> Report:
-    """Report an analysis, with the names that the values have now."""
+    """Report an analysis, with the present names of the values."""
     return Report(
         loss=graph.loss.name or "",
         loss_found=graph.loss_found,
@@ -201,7 +201,7 @@ def read_report(stamp: Stamp, name: str) -> Report:
         name: the model's name in messages.
 
     Raises:
-        ModelFileError: it is damaged.
+        ModelFileError: the report is damaged.
     """
     values = dict(stamp.report)
     try:

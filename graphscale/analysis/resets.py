@@ -1,4 +1,4 @@
-"""Accumulated gradients that a host resets by a flag that it feeds."""
+"""Accumulated gradients that a host resets by a fed flag."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["find_reset_flags", "is_reset"]
 
 
 def is_reset(value: ir.Value | None, state: ir.Value) -> bool:
-    """Return whether a value is a state, or zeros where a flag that the graph is fed says so.
+    """Return whether a value is a state, or zeros by a fed flag.
 
-    A skipped step does what the host asks for with the flag: gradients of another window must not stay in the sum.
+    A skipped step obeys the flag, too: gradients of another window must not remain in the sum.
     """
     node = None if value is None else value.producer()
     if node is None or node.inputs[-1] is not state:
@@ -25,7 +25,7 @@ def is_reset(value: ir.Value | None, state: ir.Value) -> bool:
 
 
 def find_reset_flags(nodes: Iterable[ir.Node]) -> set[str]:
-    """Return the names of the inputs that reset states in this way, or by an accumulator that writes in place."""
+    """Return the names of the inputs that reset states by a select, or by an accumulator that writes in place."""
     found = set()
     for node in nodes:
         flag = _fed_flag(node)

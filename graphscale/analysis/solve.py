@@ -1,8 +1,8 @@
-"""The solver of the places where the scale enters and comes out: demands, propagation, the settling of conflicts.
+"""The solver for the places where the scale enters and comes out: demands, propagation, conflicts.
 
-A work list in graph order. Each node's degrees follow from the rule table; where a backward contraction or a gradient
-operator wants a cotangent of degree 1 and has none, the demand is pushed up to its seed; where a rule is violated,
-an operand is unscaled, or a second loss scaled. Every edit only adds to the plan, so the work ends.
+The work list has graph order. Each node's degrees follow from the rule table. Where a backward contraction or a
+gradient operator has no cotangent of degree 1, the solver moves this demand up to the seed; where a rule is violated,
+it unscales an operand, or scales a second loss. Edits are only added to the plan, so the work ends.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Solver"]
 
-# Visits a node, on average, before the search counts as astray. Seen on real graphs: below 3.
+# Average number of visits per node before the search counts as lost. Real graphs take less than 3.
 _PATIENCE = 30
 
 _VIEWS = Trait.VIEW | Trait.PERMUTE
 
 
 class Solver:
-    """Solves one training graph for one choice of the loss.
+    """The solver of one training graph for one choice of the loss.
 
     Args:
         topology: forward, backward and dependence of every value.
         seed: None to find the places; else the only edge where the scale enters.
-        gradients: values named as gradients: unscaled there, and no value behind them is backward any more.
+        gradients: values named as gradients, which are unscaled; no value behind them is backward.
         optimizer: contractions that demand no scale: they are part of the optimizer.
 
     Attributes:
         plan: the edits, after `solve`.
-        lost: the reason why the seed's linearity is lost at a value: it depends on something unscaled.
+        lost: the reason why a value is not linear in the seed: it depends on an unscaled value.
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
-        live: the values that those inputs depend on.
+        live: the ancestors of those inputs.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Solver:
 
     @property
     def unscales_cotangents(self) -> bool:
-        """True if the scale comes out at a value that a contraction of the backward pass goes on from."""
+        """True if a contraction of the backward pass depends on an unscaled value."""
         return not self.live.isdisjoint(self.plan.unscaled)
 
     def _find_cotangents(self, behind: Set[ir.Value], optimizer: Set[ir.Node]) -> dict[ir.Node, tuple[Use, ...]]:
@@ -163,7 +163,7 @@ class Solver:
             self._enqueue(main_node(owners, node) if owners else node)
 
     def _demand(self, node: ir.Node) -> bool:
-        """Push the demand for degree 1 up from a cotangent that lacks it, and return whether anything changed."""
+        """Move the demand for degree 1 up from a cotangent that lacks it; return whether the plan changed."""
         places: dict[Place, None] = {}
         for use in self.cotangents[node]:
             value = operand_at(use)
@@ -221,7 +221,7 @@ class Solver:
             self._unscale(first, conflict)
 
     def _scale_others(self, conflict: Conflict) -> bool:
-        """At a sum of degrees 1 and 0, scale the shares of degree 0: of a second loss, or of the same cotangent."""
+        """At a sum of degrees 1 and 0, scale the terms of degree 0, of a second loss or the same cotangent."""
         node = conflict.node
         if node not in self.topology.index or has_trait(node, LOSING):
             return False
@@ -237,7 +237,7 @@ class Solver:
                 return False
             added = find_places(topology, self.plan, value, use)
             if not added and is_cotangent and data:
-                # A residual of the forward pass that is a share of the cotangent as it stands.
+                # A residual of the forward pass, a term of the cotangent.
                 added = (Place(value, use),)
             if not added:
                 return False
@@ -267,7 +267,7 @@ class Solver:
             self._enqueue_consumers(value)
 
     def _use_of_tensor(self, value: ir.Value) -> Use:
-        """Find the tensor that a sequence of gradients is made of, with its reader: a sequence cannot be divided.
+        """Find the tensor in a sequence of gradients, and its reader, since a sequence cannot be divided.
 
         Raises:
             UnsupportedModelError: the sequence is made in a body.
@@ -287,7 +287,7 @@ class Solver:
         )
 
     def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
-        """Return whether a sum with a share of a gradient is a next state, or reads a moment, as no gradient does."""
+        """Return whether a sum with a gradient is a next state, or reads a moment, and so is no gradient itself."""
         states = self.topology.coefficients(value)
         held = {state: c for state, c in states.items() if state in self.topology.held_states} if states else {}
         return any(NEXT_STATE <= c < 2 or state not in self.topology.forward for state, c in held.items())
@@ -295,7 +295,7 @@ class Solver:
     def _source(self, value: ir.Value) -> ir.Value:
         """Find the end of the backward pass: up from a use of a gradient, past factors such as the learning rate.
 
-        Views of a gradient that nobody else reads belong to it: its name is at their end.
+        Views of a gradient without other readers belong to it: the last view has its name.
         """
         path = [value]
         while value not in self.live:
@@ -320,7 +320,7 @@ class Solver:
         return path[-1]
 
     def _is_factor_or_view(self, node: ir.Node, index: int) -> bool:
-        """Return whether a node gives the gradient it reads in another form: viewed, times a number, or measured.
+        """Return whether a node views, measures or multiplies a gradient by a number.
 
         Where weights are numbers, a sum over the batch is a gradient itself.
         """
@@ -329,14 +329,14 @@ class Solver:
         return has_trait(node, _VIEWS | Trait.SIGN) or (not self._is_of_numbers and is_scalar(node.outputs[0]))
 
     def _is_inner(self, value: ir.Value) -> bool:
-        """Return whether a value belongs to a subgraph, where no division by the scale is put."""
+        """Return whether a value belongs to a subgraph, where no pass inserts a division by the scale."""
         producer = value.producer()
         if producer is not None:
             return producer not in self.topology.index
         return value not in self.topology.states and not value.is_initializer()
 
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
-        """Unscale all values that enter a subgraph with a conflict between its own values."""
+        """Unscale all values that enter a subgraph with an inner conflict."""
         found = [v for v in self.topology.operands(node) if self.plan.values.get(v, 0) not in (0, ZERO)]
         edges = [use for v in found for use in uses_at(self.topology.owners, node, v)]
         if all(self.plan.unscale(operand_at(edge)).covers(edge) for edge in edges):
@@ -349,7 +349,7 @@ class Solver:
     # --- outputs ----------------------------------------------------------------------------------------------------
 
     def _reach(self, values: Iterable[ir.Value]) -> None:
-        """Demand degree 1 of gradients that no contraction vouches for: those of element-wise models."""
+        """Demand degree 1 of gradients without a contraction: those of element-wise models."""
         for value in values:
             for place in () if value in self.lost else find_places(self.topology, self.plan, value):
                 if place.value is not value:
@@ -376,7 +376,7 @@ class Solver:
         self._work()
 
     def _prune(self) -> None:
-        """Forget needless unscalings: a value whose source is unscaled has degree 0 itself."""
+        """Remove needless unscalings: a value with an unscaled source has degree 0 itself."""
         for value in list(self.plan.unscaled):
             if self.plan.values.get(value, 0) in (0, ZERO):
                 del self.plan.unscaled[value]

@@ -1,4 +1,4 @@
-"""The powers of a supposed loss scale in the values of a training step, and the judgement whether it is one."""
+"""A supposed loss scale: its powers in the values of a training step, and the judgement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["SupposedScale"]
 
 # The largest numbers of float16, bfloat16 and float32: a finite check may compare with them.
 _LARGEST = (65504.0, 3.3895313892515355e38, 3.4028234663852886e38)
-# How often a node is visited, on average, until nothing is certain any more.
+# Average number of visits per node before the judgement counts as uncertain.
 _PATIENCE = 64
 
 
@@ -51,14 +51,14 @@ class SupposedScale:
 
     Args:
         graph: the main graph.
-        numbers: the values that follow from single numbers, constants and flags alone.
+        numbers: the values computed from single numbers, constants and flags alone.
         symbols: the values that are powers of the supposed scale, with the power of each.
 
     Attributes:
         degrees: the powers other than 0.
         touched: the values that depend on the scale.
-        bent: the values that depend on it in another way than by a power.
-        unscaled: the gradients that an exact inverse of the scale multiplied.
+        bent: the values that depend on the scale, but not by a power.
+        unscaled: the gradients that an exact inverse of the scale multiplies.
         tested: whether values that depend on the scale are tested for finiteness.
     """
 
@@ -72,20 +72,20 @@ class SupposedScale:
         self.unscaled: dict[ir.Value, None] = {}
         self.tested = False
         self._gradients: set[ir.Value] = set()
-        # The values that depend on unscaled gradients, and on gradients that lost the scale in another way.
+        # The values that depend on unscaled gradients, and on gradients that lost the scale otherwise.
         self._freed: set[ir.Value] = set()
         self._normalised: set[ir.Value] = set()
         # The contractions and gradient operators that compute on multiples of the scale.
         self._carrying: list[ir.Node] = []
         self._is_refuted = self._is_used = self._has_inverse = False
-        # Bodies are walked twice, nested ones again each time.
+        # Bodies are visited twice, nested ones again each time.
         self._left = _PATIENCE * sum(1 for _ in graph.all_nodes())
         self._walk(graph)
 
     # --- the judgement ----------------------------------------------------------------------------------------------
 
     def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
-        """Return the first loss that the number certainly is a scale of: it multiplies its gradients, and comes out."""
+        """Return the first loss that the number certainly scales: it multiplies the gradients, and comes out again."""
         scaled = {output for output in self.graph.outputs if self._keeps_scale(output)}
         is_used = self._is_used or any(v in self._freed and not self._is_metric(v) for v in self.graph.outputs)
         if not is_used or self._is_refuted or len(scaled) > 1:
@@ -100,9 +100,9 @@ class SupposedScale:
         return None
 
     def _reads_cotangent(self, nodes: Sequence[ir.Node], forward: set[ir.Value]) -> bool:
-        """Return whether a multiple in a contraction follows from the loss's own values, or is the seed alone."""
+        """Return whether a multiple in a contraction depends on the loss's own values, or is the seed alone."""
         behind = descendants(self.graph, {v for v in forward if v.producer() is not None}) if nodes else set()
-        # Values of bodies are not among them.
+        # These values include none of bodies.
         return any(
             node.graph is not self.graph or (self.degrees.get(v, 0) and (v in behind or v in self.numbers))
             for node in nodes
@@ -113,7 +113,7 @@ class SupposedScale:
         return value in self.numbers or (value.shape is not None and len(value.shape) == 0)
 
     def _keeps_scale(self, value: ir.Value) -> bool:
-        """Return whether a value, other than a metric or a number, may differ with the scale."""
+        """Return whether a value, other than a metric or a number, may vary with the scale."""
         differs = self.degrees.get(value, 0) not in (0, ZERO) or value in self.bent or value in self._normalised
         return differs and not self._is_metric(value)
 
@@ -149,7 +149,7 @@ class SupposedScale:
                 self.touched.add(output)
 
     def _join(self, value: ir.Value, sources: Sequence[ir.Value | None]) -> bool:
-        """Give a value the common degree of its sources, and return whether that changed it."""
+        """Give a value the common degree of its sources; return whether its degree changed."""
         known = [source for source in sources if source is not None]
         before = self.degrees.get(value, 0)
         degrees = {ZERO if is_zero(v) else self.degrees.get(v, 0) for v in known}
@@ -178,7 +178,7 @@ class SupposedScale:
             return
         is_number = self.numbers.issuperset(operands)
         if rule is not None and (rule.contraction or rule.gradient) and not is_number:
-            # The inverse of the scale in a contraction is that of features, which its result undoes.
+            # An inverse of the number in a contraction normalizes features, and the result undoes it.
             self.bent.update(node.outputs if min(powers) < 0 or max(powers) > 1 else ())
             self._carrying += [node] if any(powers) else []
         if not is_number:
@@ -202,7 +202,7 @@ class SupposedScale:
         return value not in self.numbers and (is_large or (rule is not None and (rule.contraction or rule.gradient)))
 
     def _note_inverse(self, node: ir.Node, powers: Sequence[float]) -> None:
-        """Note a gradient that loses the scale: to its inverse, to another gradient, or to a sign."""
+        """Record a gradient that loses the scale: to its inverse, to another gradient, or to a sign."""
         rule, output = rule_of(node), node.outputs[0]
         carrying = [i for i, power in enumerate(powers) if power]
         gradients = [i for i in carrying if node.inputs[i] in self._gradients]

@@ -2,7 +2,7 @@
 
 The loss depends on the forward part. Every other node that can reach a gradient or carried state is backward. In
 reverse mode a cotangent depends on the deepest forward values, those behind the last contraction (the *tail*); a saved
-activation, a residual of a derivative or a recomputed activation depends on shallower ones only.
+activation, a residual of a derivative or a recomputed activation depends only on shallower values.
 """
 
 from __future__ import annotations
@@ -45,33 +45,34 @@ _MANY = -1
 
 
 class Topology:
-    """The reach of every value of a main graph, for one choice of the loss.
+    """The dependences of every value of a main graph, for one choice of the loss.
 
     Args:
         graph: the main graph.
         loss: the loss.
-        held: the initializers that some output is the next value of, if they are weights or moments at all.
-        moving: look for further forward passes, at weights that the first gradients have moved.
+        held: the initializers with a next value among the outputs, if they are weights or moments at all.
+        moving: find further forward passes, at weights that the first gradients have updated.
         others: further losses, each with a backward pass of its own.
 
     Attributes:
         losses: the loss, and the others.
-        nodes: the nodes in graph order; `index` gives the place of each.
-        owners: for each nested graph, the node of the main graph that it belongs to.
+        nodes: the nodes in graph order; `index` has the position of each.
+        owners: for each nested graph, the node of the main graph around it.
         reads: the values that each node reads, in graph order: its inputs, and the captures of its subgraphs.
         contractions: the nodes that are contractions, or have one in their subgraphs.
-        propagating: these, and gradient operators: where gradients go through a backward node for certain.
-        forward: the values that the losses depend on, these among them, and those that equal one of them.
+        propagating: the contractions, and gradient operators: nodes that certainly propagate gradients in the backward
+            pass.
+        forward: the losses, their ancestors, and values equal to one of these.
         tail: the forward values from which a loss is reached without a further contraction.
         states: the graph inputs, and the initializers that are weights or moments: no constants.
         backward: the nodes outside of forward that reach a gradient, or carried state.
         activation_dependent: values that depend on a forward value that mixes several inputs.
         tail_dependent: values that depend on such a value of the tail.
-        target_dependent: values that depend on a target, an input that an output is compared with.
-        propagated: values that depend on a backward contraction or gradient operator, as residuals never do.
-        recomputed: the values outside of the first forward pass that equal one of it, each with that.
-        anew: the values of further forward passes, and the moved weights that they read, each with the value that it
-            stands for, whose dependences it has.
+        target_dependent: values that depend on a target, an input for comparison with an output.
+        propagated: values that depend on a backward contraction or gradient operator, unlike residuals.
+        recomputed: `{value: its equal}`, values outside of the first forward pass by their equal in it.
+        anew: the values of further forward passes, and the moved weights among their operands, each with its
+            counterpart in the first pass, whose dependences it has.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Topology:
             self.forward.exclude(later)
         self.tail = self.ancestors(self.losses, stop=(self.contractions | ends).__contains__)
         count = len(self._numbering.values)
-        # Of the states that a value depends on: the number of the only one, or _MANY.
+        # The number of the only state that a value depends on, or _MANY.
         self._roots, self._late, self._depth = [0] * count, [0] * count, [0] * count
         self._late_states: dict[ir.Value, int] = {}
         self.anew: dict[ir.Value, ir.Value] = later
@@ -161,19 +162,19 @@ class Topology:
         return dict.fromkeys(main_node(owners, node) if owners else node for node, _ in value.uses())
 
     def number(self, value: ir.Value) -> int:
-        """Return the place of a value among those of the main graph; -1 for one of a subgraph."""
+        """Return the position of a value among those of the main graph; -1 for one of a subgraph."""
         return self._numbering.numbers.get(value, -1)
 
     def depth(self, value: ir.Value) -> int:
-        """Return the greatest forward depth that a value depends on: the nodes of the longest path from the inputs."""
+        """Return the greatest forward depth above a value: the number of nodes of the longest path from the inputs."""
         return self._depth[number] if (number := self.number(value)) >= 0 else 0
 
     def late_inputs(self, value: ir.Value) -> int:
-        """Return a bit set of the labels that a value depends on: inputs that enter the forward pass in its tail."""
+        """Return a bit set of a value's labels: inputs among its ancestors that enter the forward pass in its tail."""
         return self._late[number] if (number := self.number(value)) >= 0 else 0
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
-        """Return the values that some values depend on, themselves included; not going up through nodes where to stop.
+        """Return some values and their ancestors, up to the nodes where to `stop`.
 
         The main graph is a row of bytes and is read once from its end: a walk from value to value takes several times
         as long on a graph of a hundred thousand nodes.
@@ -193,7 +194,7 @@ class Topology:
         return ValueSet(self._numbering, marks, above.difference(self._numbering.numbers) if self.owners else ())
 
     def _recomputed(self, moved: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
-        """Return the values outside of forward that equal a forward value, but for moved weights, with that value."""
+        """Map values outside of forward to forward values that they equal, apart from moved weights."""
         marks = self.forward.marks
         is_forward = [marks.find(1, first, end) >= 0 for first, end, _ in self._rows]
         forward = compress(self.nodes, is_forward)
@@ -201,9 +202,9 @@ class Topology:
         return find_recomputed_values(forward, rest, self.activation_dependent, moved)
 
     def _moved_weights(self) -> dict[ir.Value, ir.Value]:
-        """Return the values outside of forward that hold a weight, of the shape of one, each with the weight.
+        """Map values outside of forward that contain a weight, with its shape, to the weight.
 
-        An input of the type of one weight alone may be that weight as it was some steps before, as in SVRG.
+        An input with the type of only one weight may be an older value of that weight, as in SVRG.
         """
         kept = self.held_states
         shapes = {None, *(tuple(state.shape) for state in kept if state.shape is not None)}
@@ -219,7 +220,7 @@ class Topology:
 
     @functools.cached_property
     def held_states(self) -> frozenset[ir.Value]:
-        """The states that an output holds with a coefficient near one: an input that is only fed is no moment."""
+        """The states in an output with a coefficient near one: an input without next value is no moment."""
         held = (self.coefficients(output) for output in self.graph.outputs)
         return frozenset(v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE)
 
@@ -229,7 +230,7 @@ class Topology:
         return bool(self._moved_by(self.forward, self.forward))
 
     def _later_weights(self) -> dict[ir.Value, ir.Value]:
-        """Return the weights that the loss's gradients have moved, and that another loss depends on, each with its own.
+        """Map weights that the loss's gradients have moved, and another loss depends on, to the original weights.
 
         The loss of an actor is computed by the critic's next weights.
         """
@@ -238,7 +239,7 @@ class Topology:
         return {value: weight for value, weight in moved.items() if value not in first}
 
     def _moved_by(self, forward: Set[ir.Value], among: Container[ir.Value]) -> dict[ir.Value, ir.Value]:
-        """Return the values behind the contractions of a forward pass that hold a carried state of its, with that."""
+        """Map values behind the contractions of a forward pass to the carried state of that pass in them."""
         kept = self.held_states.intersection(forward)
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
@@ -252,9 +253,9 @@ class Topology:
     def descendants(
         self, values: Set[ir.Value] = frozenset(), nodes: Set[ir.Node] = frozenset(), stop: Container[ir.Value] = ()
     ) -> ValueSet:
-        """Return the values that depend on some values, themselves included, or that some nodes compute.
+        """Return some values, the results of some nodes, and all descendants.
 
-        Values where to `stop` are not among them.
+        The result excludes values where to `stop`.
         """
         marks = self._numbering.marks(values)
         for node, (first, end, operands) in zip(self.nodes, self._rows, strict=True) if values or nodes else ():
@@ -279,10 +280,10 @@ class Topology:
         }
 
     def may_store_state(self, gradients: Collection[ir.Value]) -> bool:
-        """Return whether initializers may be state: not where all weights are inputs.
+        """Return whether initializers may be state: False where all weights are inputs.
 
-        An exporter keeps all states in one way. A weight is read by the loss, and a gradient has its type; a tensor
-        that is filled with one number is a constant of a normalization, if no other tensor is a weight.
+        An exporter keeps all states in one way. A weight is read by the loss, and a gradient has its type; a tensor of
+        a single repeated number is a constant of a normalization, if no other tensor is a weight.
 
         Args:
             gradients: the gradients of the loss.
@@ -292,11 +293,11 @@ class Topology:
         weights = {value for value in read if any(same_type(gradient, value) for gradient in gradients)}
         held = (self.coefficients(output).items() for output in self.graph.outputs)
         updated = {value for each in held for value, c in each if c >= NEXT_STATE and value in weights}
-        weights = updated or weights  # others are frozen
+        weights = updated or weights  # other weights are frozen
         return not weights or any(map(is_stored, weights))
 
     def may_be_state(self, value: ir.Value) -> bool:
-        """Return whether an output could be a gradient or a next state, by the shape of a state that is no target."""
+        """Return whether an output could be a gradient or a next state, by the shapes of states, without targets."""
         return value.shape is None or (is_float(value) and tuple(value.shape) in self._state_shapes)
 
     @functools.cached_property
@@ -306,8 +307,8 @@ class Topology:
 
     @functools.cached_property
     def validating(self) -> Set[ir.Node]:
-        """The nodes behind a next weight, or behind one that an output may keep: they measure the step."""
-        # A node reads an output, or one of the values that it is chosen from.
+        """The nodes behind a next weight, in an output or before a choice: they measure the step."""
+        # A node reads an output, or an operand of the choice of an output.
         others = ((value, value.producer()) for value in self.graph.outputs if value not in self.forward)
         pending = [value for value, node in others if value.uses() or (node is not None and node.op_type == "Where")]
         nexts: set[ir.Value] = set()
@@ -330,7 +331,7 @@ class Topology:
 
     @functools.cached_property
     def targets(self) -> set[ir.Value]:
-        """Inputs that meet an activation of their own shape in the tail: an output is compared with them."""
+        """Inputs for comparison with an output: they meet an activation of their own shape in the tail."""
         return {
             value
             for value in self._late_states
@@ -344,7 +345,7 @@ class Topology:
         return any(v in self.activation_dependent for v in self.operands(node) if v is not value)
 
     def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
-        """Find the initializers that are weights (the forward pass reads them), or moments (held beside weights)."""
+        """Find the initializers that are weights (read by the forward pass), or moments (held beside weights)."""
         read = {
             value
             for value in self.graph.initializers.values()
@@ -353,7 +354,7 @@ class Topology:
         return frozenset(read | held if read & held else read)
 
     def _spread(self) -> None:
-        """Spread the dependences of each value from the states on; again, when more values are known to be forward."""
+        """Propagate the dependences of each value from the states; repeat it for newly found forward values."""
         for value in self.states:
             if value not in self._late_states:
                 readers = [node for node in self.consumers(value) if any(v in self.forward for v in node.outputs)]

@@ -42,7 +42,7 @@ from graphscale.process.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
 
-# Each is tried, and compared with each other one.
+# limit, since each is tried, and compared with each other one
 _MOST_LOSSES = 64
 
 
@@ -51,12 +51,12 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
 
     Args:
         graph: the main graph, with no calls of model-local functions in it.
-        hints: names that the user gives.
-        asking: refuse a graph with an output whose role is open; else the role is a proposal.
+        hints: the user's names.
+        asking: True to refuse a graph with an open role of an output; else such a role is a proposal.
 
     Raises:
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
-            RolesError, UnsupportedModelError: the message says which value, node or body, and what to do.
+            RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
     unrolled = unroll_bodies(graph)
     if unrolled is None:
@@ -68,10 +68,10 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
 
 
 def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> TrainingGraph:
-    """Return the analysis of a graph, or of the one whose bodies run once if that protects more contractions."""
+    """Analyse a graph, and a copy whose bodies run once; return the analysis that protects more contractions."""
     inside: TrainingGraph | None = None
     failure: GraphscaleError | None = None
-    refusal: GraphscaleError | None = None  # one that names a body
+    refusal: GraphscaleError | None = None  # an error that names a body
     try:
         inside = unrolled.restore(_analyse(unrolled.graph, hints, asking=False, runs=False))
     except UnsupportedModelError as error:
@@ -88,20 +88,20 @@ def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> Trai
         return inside if inside.coverage.covered > whole.coverage.covered else whole
     reason = refusal or failure
     if reason is not None and whole.coverage.covered == 0:
-        # There may be contractions in bodies to protect.
+        # Bodies may have contractions to protect.
         raise reason
     return whole
 
 
 def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> TrainingGraph:
-    """Analyse a main graph by itself; `runs` says whether a runtime may execute it to choose between losses."""
+    """Analyse a main graph by itself; with `runs`, a runtime may execute it to choose between losses."""
     report_stage("looking for the loss, the gradients and the carried state")
     answers = hints.answers
     values = values_by_name(graph) if hints.gradients or answers.losses else {}
     named = resolve_pairs(graph, answers)
     _make_inputs(graph, named)
     edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
-    # The scale comes out at these; a gradient of a roles file may be computed from them.
+    # The scale comes out here; a gradient of a roles file may be computed from these values.
     chosen = [_named_gradient(values, name) for name in hints.gradients]
     others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
     candidates = found = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
@@ -114,7 +114,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     failures: list[tuple[ir.Value, GraphscaleError]] = []
 
     def join(losses: Sequence[ir.Value]) -> Attempt | None:
-        """Try several losses at once; None where that is refused, or the scale comes out too early for one of them."""
+        """Try several losses at once; None for a refusal, or if the scale comes out too early for one of them."""
         with contextlib.suppress(GraphscaleError):
             attempt = _solve_attempt(Topology(graph, losses[0], held, others=losses[1:]), edge, chosen)
             if not attempt.solver.unscales_cotangents:
@@ -142,14 +142,14 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     failed = {candidate: isinstance(e, SeedNotFoundError | GradientError) for candidate, e in failures}
     best, how, certain = choose_attempt(graph if runs else None, attempts, failed, answers, join)
     if best.coverage.total == 0 and failures and not isinstance(failures[0][1], SeedNotFoundError | GradientError):
-        # The backward pass is that of a loss that cannot be scaled.
+        # The backward pass belongs to a loss that cannot be scaled.
         raise _explain(failures, bool(answers.losses))
     result = _finish(graph, best, how, certain, named, set(chosen), answers, asking)
     return _analyse(graph, hints, asking, runs) if _make_inputs(graph, result.updates) else result
 
 
 def _make_inputs(graph: ir.Graph, updates: Sequence[Update]) -> bool:
-    """Make inputs of moments and weights that begin with zeros: constants would have no degree. Report any."""
+    """Make inputs of moments and weights that begin with zeros, since constants have no degree; report any."""
     empty = [update.input for update in updates if is_known_zero(update.input)]
     for value in empty:
         keep_stored(value)
@@ -160,7 +160,7 @@ def _make_inputs(graph: ir.Graph, updates: Sequence[Update]) -> bool:
 def _attempt(
     graph: ir.Graph, loss: ir.Value, seed: Use | None, chosen: Sequence[ir.Value], held: Collection[ir.Value]
 ) -> Attempt:
-    """Try a loss; where that is refused, look for further forward passes at weights that its gradients moved."""
+    """Try a loss; after a refusal, again with further forward passes at weights that its gradients moved."""
     try:
         return _solve_attempt(Topology(graph, loss, held), seed, chosen)
     except NonlinearGradientError:
@@ -174,7 +174,7 @@ def _attempt(
 
 
 def _attempt_several(candidates: Sequence[ir.Value], further: Sequence[ir.Value], join: TryTogether) -> list[Attempt]:
-    """Try several losses at once, each computed as the first one: of micro-batches, or of networks side by side."""
+    """Try several losses at once, each computed like the first: those of micro-batches, or of parallel networks."""
     attempts: list[Attempt] = []
     for loss in candidates:
         others = [other for other in further if is_copy(loss, other)]
@@ -267,7 +267,7 @@ def _finish(
     asking: bool,
 ) -> TrainingGraph:
     topology, plan = attempt.topology, attempt.solver.plan
-    # An output that scales with the loss is a gradient, unless the user says otherwise: a moment may decay at once.
+    # An output that scales with the loss is a gradient, unless the user answers otherwise: a moment may decay at once.
     gradients = {v for v in plan.unscaled if v.is_graph_output()} | chosen
     wrong = next((u for u in named if u.output in gradients and u.input in topology.forward), None)
     if wrong is not None:
@@ -313,7 +313,7 @@ def _finish(
 def _refuse_held(gradients: set[ir.Value], topology: Topology, plan: Plan) -> None:
     """Refuse a gradient that may be the next value of a state, where no contraction separates the optimizer.
 
-    It holds the state, or is a product of it with a value where the scale enters: an exponentiated gradient.
+    Such a value contains the state, or is its product with a value where the scale enters: an exponentiated gradient.
     """
     for value in (output for output in topology.graph.outputs if output in gradients):
         held, node = topology.coefficients(value), value.producer()
@@ -330,7 +330,7 @@ def _refuse_held(gradients: set[ir.Value], topology: Topology, plan: Plan) -> No
 
 
 def _updates(roles: Roles, named: Sequence[Update], answers: Answers) -> tuple[Update, ...]:
-    """Return the pairs of carried state that are certain, those that the user named first."""
+    """Return the certain pairs of carried state, first those that the user named."""
     pairs = {update.output: update.input for update in named} | roles.states()
     return tuple(
         Update(output, value, roles.outputs[output].evidence, output.name in answers.kept)

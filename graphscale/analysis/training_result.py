@@ -19,7 +19,7 @@ from graphscale.operators import rule_of
 __all__ = ["Coverage", "TrainingGraph", "copies_elements", "measure_coverage"]
 
 
-_SMALL = 2**16  # elements of a weight that is looked at
+_SMALL = 2**16  # elements of a weight that is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Coverage:
 
     Attributes:
         nodes: all of them.
-        missed: those without a scaled operand.
+        missed: the nodes without a scaled operand.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -38,12 +38,12 @@ class Coverage:
 
     @property
     def total(self) -> int:
-        """The number of them."""
+        """The number of nodes."""
         return len(self.nodes)
 
     @property
     def covered(self) -> int:
-        """The number of those with a scaled operand."""
+        """The number of nodes with a scaled operand."""
         return len(self.nodes) - len(self.missed)
 
     @property
@@ -52,34 +52,34 @@ class Coverage:
         return self.covered / self.total if self.total else None
 
     def warnings(self) -> Iterator[str]:
-        """Yield a sentence that names the missed nodes, if there are any."""
+        """Yield a sentence on the missed nodes, if any."""
         if self.missed:
             names = ", ".join(node_name(node) for node in self.missed[:10])
             more = f" and {len(self.missed) - 10} more" if len(self.missed) > 10 else ""
             share = 100 * self.covered / self.total
             yield (
-                f"coverage is {share:.1f} %: the loss scale does not protect {names}{more}; what they compute may "
-                "underflow in float16"
+                f"coverage is {share:.1f} %: the loss scale does not protect {names}{more}; "
+                "their results may underflow in float16"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingGraph:
-    """The result of an analysis, in values and nodes of the graph.
+    """The result of an analysis, as values and nodes of the graph.
 
     Attributes:
         graph: the main graph.
-        reads: the values that each of its nodes reads, in execution order: its inputs, and its subgraphs' captures.
-        owners: for each nested graph, the node of the main graph that it belongs to.
+        reads: the operands of each node, in execution order: its inputs, and its subgraphs' captures.
+        owners: for each nested graph, the node of the main graph around it.
         loss: the loss, a scalar floating-point value.
         loss_found: the way the loss was found.
         places: the places where the scale enters.
-        unscalings: those where it comes out: the values divided by it are the gradients.
+        unscalings: the places where the scale comes out; the gradients are the divided values.
         roles: the role of each input and output.
-        updates: the pairs of carried state, as far as they are certain.
-        accumulators: the in-place accumulators that gradients flow into.
+        updates: the certain pairs of carried state.
+        accumulators: the in-place accumulators of gradients.
         coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
-        degrees: the degree that each value will have in the loss scale, where it is not 0.
+        degrees: the future degree of each value in the loss scale, where it is not 0.
         warnings: notes for the user, a sentence each.
     """
 
@@ -114,13 +114,13 @@ def measure_coverage(
     cotangents: Mapping[ir.Node, tuple[Use, ...]],
     optimizer: Container[ir.Node] = frozenset(),
 ) -> Coverage:
-    """Measure how far the scale reaches.
+    """Measure the coverage of the scale.
 
     Args:
         topology: the graph.
         degrees: the degree of every edge.
-        cotangents: the backward contractions and gradient operators, with their cotangents where they are known.
-        optimizer: nodes that count for nothing: they are part of the optimizer.
+        cotangents: the backward contractions and gradient operators, with their known cotangents.
+        optimizer: nodes of the optimizer, which do not count.
     """
     nodes = [
         inner

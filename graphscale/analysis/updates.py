@@ -1,7 +1,7 @@
 """Carried state: outputs that are the next values of inputs, separated from gradients.
 
 The next value of a weight, a moment or a counter depends on its own previous value directly, with a coefficient near
-one: `w - lr*g`, `0.9*m + 0.1*g`, `step + 1`. A gradient with weight decay, `g + 0.002*w`, depends on the weight too,
+one: `w - lr*g`, `0.9*m + 0.1*g`, `step + 1`. A gradient with weight decay, `g + 0.002*w`, also depends on the weight,
 but with a small coefficient.
 """
 
@@ -46,11 +46,11 @@ __all__ = [
 # The dtype and the shape of a value.
 Type = tuple[ir.DataType | None, tuple[int | ir.SymbolicDim, ...] | None]
 
-# The least coefficient of the previous value that a next state holds and no gradient with decay.
+# The least coefficient of the previous value in a next state, above that in a gradient with decay.
 NEXT_STATE = 0.5
-# A coefficient up to this is that of a gradient with decay.
+# The largest coefficient in a gradient with decay.
 LEAST_SHARE = 0.05
-# Coefficients down to this one are followed: a product with a large number may be ahead, as in floor(1024 * w) / 1024.
+# The least coefficient that is followed: a product with a large number may come later, as in floor(1024 * w) / 1024.
 _FOLLOWED = 1e-4
 
 _STORED = "graphscale.stored"  # in the `meta` of a value
@@ -66,8 +66,8 @@ class Update:
     Attributes:
         output: the graph output that is its next value.
         input: the graph input, or initializer, that is its present value.
-        how: the way the pair was found.
-        kept: whether it advances on skipped steps, too.
+        how: the evidence for the pair.
+        kept: True if the state advances on skipped steps, too.
     """
 
     output: ir.Value
@@ -85,21 +85,21 @@ def find_coefficients(
 ) -> dict[ir.Value, float]:
     """Find the states on which a value depends directly, each with its coefficient (the largest, over all paths).
 
-    Direct means through sums, through products with numbers, and through selects; scalars that are not constants,
-    such as a learning rate, count as 0 beside a constant and make a product with them count for nothing.
+    Direct means through sums, through products with numbers, and through selects; other scalars, such as a learning
+    rate, count as 0 beside a constant, and so do products with them.
 
     Args:
         output: the value.
         states: the values that may be a state.
-        factors: the factors that are known already, for many outputs of one graph.
-        through: the operators that hand their operands on, by trait.
-        least: coefficients up to this one are those of gradients with decay, and left out.
+        factors: the known factors, shared by many outputs of one graph.
+        through: the trait of operators that pass their operands on.
+        least: the largest coefficient to leave out, as that of a gradient with decay.
     """
     factors = Factors() if factors is None else factors
     coefficients: dict[ir.Value, float] = {}
     seen: set[ir.Value | tuple[ir.Value, Window]] = set()
     followed = min(least, _FOLLOWED)
-    # The largest coefficient first, so that each value needs to be looked at only once.
+    # The largest coefficient first, so that each value is visited only once.
     order = itertools.count()
     pending: list[tuple[float, int, float, ir.Value, Window]] = [(-1.0, next(order), 1.0, output, None)]
     while pending:
@@ -128,7 +128,7 @@ def find_coefficients(
 
 
 def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> list[tuple[ir.Value, float]]:
-    """Return the operands that a node's output is a sum of, with their coefficients; empty for other nodes."""
+    """Return the terms of a node's sum, with their coefficients; empty for other nodes."""
     if node.op_type in _ARITHMETIC and node.domain == "":
         return _arithmetic_terms(node, factors)
     optimizer = optimizer_of(node)
@@ -173,10 +173,10 @@ def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, f
 
 
 class Factors(dict[ir.Value, float]):
-    """The values of scalar factors, each looked up once.
+    """The values of scalar factors, each found once.
 
     Args:
-        find: returns the factor of a value, 0 for one that is unknown; None for its value as a constant.
+        find: returns the factor of a value, 0 for an unknown one; None for its value as a constant.
     """
 
     def __init__(self, find: Callable[[ir.Value], float] | None = None) -> None:
@@ -189,12 +189,12 @@ class Factors(dict[ir.Value, float]):
 
 
 def possible_factors(factors: Factors) -> Factors:
-    """Return the same as some factors, with 1 for all that is unknown."""
+    """Return a copy of some factors, with 1 for all unknown ones."""
     return Factors(lambda value: factors[value] or 1.0)
 
 
 def shares(factors: Factors) -> Factors:
-    """Return the same as some factors, with 1 for numbers that are unknown, such as a decay that is an input."""
+    """Return a copy of some factors, with 1 for unknown numbers, such as a decay that is an input."""
     return Factors(lambda value: factors[value] or float(is_scalar(value)))
 
 
@@ -204,7 +204,7 @@ def known_factors() -> Factors:
 
 
 def average_factors() -> Factors:
-    """Return known factors, with 1 for unknown ones that follow from numbers alone, as those of an average do."""
+    """Return known factors, with 1 for unknown ones computed from numbers alone, such as those of an average."""
     return Factors(lambda value: _known_number(value) or float(_follows_from_numbers(value)))
 
 
@@ -221,7 +221,7 @@ def _follows_from_numbers(value: ir.Value) -> bool:
 
 
 def _number(value: ir.Value, depth: int = 8, unknown: float = 0.0) -> float:
-    """Return the value of a scalar factor, with a number of its own for all that is not a constant."""
+    """Return the value of a scalar factor, with a special number for all factors but constants."""
     tensor = constant_tensor(value)
     if tensor is not None:
         return float(np.ravel(tensor.numpy())[0]) if 0 < tensor.size <= 1 else _uniform(tensor)
@@ -241,15 +241,15 @@ def _number(value: ir.Value, depth: int = 8, unknown: float = 0.0) -> float:
 
 
 def _uniform(tensor: ir.TensorProtocol) -> float:
-    """Return the number that fills a constant, judged by its first elements; 0 if they differ."""
+    """Return the repeated number of a constant, by its first elements; 0 if they differ."""
     first = np.ravel(tensor.numpy())[:64]
     return float(first[0]) if first.size and (first == first[0]).all() else 0.0
 
 
 def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
-    """Find the initializers that some output holds with a coefficient near one: weights, moments, constants.
+    """Find the initializers in an output with a coefficient near one: weights, moments, constants.
 
-    Outputs of a type that no initializer has are passed over, since no state of theirs is stored.
+    Outputs without an initializer of their type are left out, since their state is not stored.
     """
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     held: set[ir.Value] = set()
@@ -264,7 +264,7 @@ def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
 def find_holders(states: Iterable[ir.Value], nodes: Iterable[ir.Node], factors: Factors) -> set[ir.Value]:
     """Find the values with a state among their terms, but for sums that broadcast it, in one pass over the nodes.
 
-    They are the values that a walk for coefficients can begin at.
+    A walk for coefficients can begin at these values.
 
     Args:
         states: the states.
@@ -288,23 +288,23 @@ def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Fact
 
 
 def is_stored(value: ir.Value) -> bool:
-    """Return whether a file has the value of an initializer, and takes no other."""
+    """Return whether an initializer's value is stored, and cannot be fed."""
     return value.is_initializer() and (not value.is_graph_input() or bool(value.meta.get(_STORED)))
 
 
 def keep_stored(value: ir.Value) -> None:
-    """Mark an initializer as stored, though the analysis makes it an input."""
+    """Mark an initializer as stored, although the analysis makes it an input."""
     value.meta[_STORED] = is_stored(value)
 
 
 def is_constant_view(output: ir.Value) -> bool:
-    """Return whether an output is a constant, moved about at most: that changes no state."""
+    """Return whether an output is a constant or a view of one, which changes no state."""
     source = source_by_trait(output, Trait.SHARES_BUFFER)
     return source is not output and constant_tensor(source) is not None
 
 
 def type_of(value: ir.Value) -> Type:
-    """Return the dtype and the shape of a value, None for each that is unknown."""
+    """Return the dtype and the shape of a value, None for unknown ones."""
     return value.dtype, None if value.shape is None else tuple(value.shape)
 
 

@@ -23,13 +23,13 @@ Window = tuple[int, int] | None
 
 
 def window_above(node: ir.Node, value: ir.Value, operand: ir.Value, window: Window) -> tuple[bool, Window]:
-    """Return whether a node reads an operand for a window of its output, and the window of the operand.
+    """Return whether a window of a node's output depends on an operand, and the window of the operand.
 
     Args:
         node: an elementwise sum of operands, or a node that moves their elements.
         value: its output.
         operand: one of its operands.
-        window: of the output.
+        window: the window of the output.
     """
     if node.op_type in CUTS:
         size, start = _size(value), _start(node, value)
@@ -60,7 +60,7 @@ def _product(dims: Sequence[int | ir.SymbolicDim]) -> int | None:
 
 
 def _start(node: ir.Node, value: ir.Value) -> int | None:
-    """Return the first element of the window of the operand that a Slice, Split or Gather gives."""
+    """Return the first element of the window of an operand in the result of a Slice, Split or Gather."""
     operand, *others = node.inputs
     if operand is None or operand.shape is None or (node.op_type != "Split" and not others):
         return None

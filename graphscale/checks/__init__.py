@@ -1,1 +1,1 @@
-"""Checks of a graph: verify, lint, diff, and drawings of them."""
+"""Checks of a graph: verify, lint, diff, and their drawings."""

@@ -1,4 +1,4 @@
-"""Patterns of nodes that verify, lint and diff look for in a graph, scaled by graphscale or not."""
+"""Patterns of nodes for verify, lint and diff, in any graph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["assigns", "input_at", "is_comparison", "is_contradiction", "producer
 
 
 def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
-    """Return an input of a node, None where the node has no such input."""
+    """Return an input of a node, None for a missing one."""
     return node.inputs[index] if index is not None and index < len(node.inputs) else None
 
 
 def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node of an operator that computes a value, None if none does."""
+    """Return the node above a value if it has an operator, else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type else None
 
@@ -30,7 +30,7 @@ def assigns(accumulator: ir.Node) -> bool:
 
 
 def update_signal(node: ir.Node) -> ir.Value | None:
-    """Return the input that tells an optimizer operator whether to take the step, None where it is left out."""
+    """Return the update signal of an optimizer operator, None if omitted."""
     optimizer = optimizer_of(node)
     return None if optimizer is None else input_at(node, optimizer.update_signal)
 
@@ -42,14 +42,14 @@ def is_comparison(node: ir.Node) -> bool:
 
 
 def is_contradiction(flag: ir.Value | None) -> bool:
-    """Return whether a flag is the conjunction of a flag and its negation: never true, it only makes a value wait."""
+    """Return whether a flag is the conjunction of a flag and its negation: never true, it only delays a value."""
     node = producer(flag, "And")
     flags = () if node is None else inputs_of(node)
     return any(negation.inputs[0] in flags for value in flags if (negation := producer(value, "Not")) is not None)
 
 
 def skip_ordering(value: ir.Value) -> ir.Value:
-    """Return the value behind selects that only make it wait: `Where(And(f, Not(f)), other, value)`."""
+    """Return the value behind selects that only delay it: `Where(And(f, Not(f)), other, value)`."""
 
     def selected(node: ir.Node) -> ir.Value | None:
         return node.inputs[2] if node.op_type == "Where" and is_contradiction(node.inputs[0]) else None

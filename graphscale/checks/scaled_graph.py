@@ -1,4 +1,4 @@
-"""The reading of a scaled graph that verify, lint and the drawings share: its values by the roles in its metadata."""
+"""The reader of scaled graphs for verify, lint and the drawings: values by the roles in the metadata."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OUTPUTS = ("all_finite", "stuck", "cause", "offender", "activation", "zero_fract
 
 @dataclasses.dataclass(frozen=True)
 class ScaledGraph:
-    """The main graph of a scaled model, read by its metadata; whether these are right is for others to say.
+    """The main graph of a scaled model, read by its metadata, without a check of them.
 
     Attributes:
         stamp: the metadata.
         values: all values by name.
-        named: the values that the metadata name and that exist, by role.
+        named: the existing values among those in the metadata, by role.
     """
 
     stamp: Stamp
@@ -39,14 +39,14 @@ def read_scaled_graph(model: ir.Model, name: str) -> ScaledGraph:
     """Read the main graph of a scaled model by its metadata.
 
     Raises:
-        ModelFileError: there are none, or they are damaged.
+        ModelFileError: the metadata are missing or damaged.
     """
     stamp, values = read_stamp(model.metadata_props, name), values_by_name(model.graph)
     return ScaledGraph(stamp, values, {role: values[name] for role, name in stamp.names.items() if name in values})
 
 
 def find_scaled_loss(scaled: ir.Graph, original: ir.Graph) -> ir.Value | None:
-    """Find the output of a scaled graph that is the loss times the scale, by its name; None without one."""
+    """Find the scaled loss among the outputs of a scaled graph, by its name; None without one."""
     names = {value.name for value in original.outputs}
     found = (v for v in scaled.outputs if _SCALED_LOSS.fullmatch(v.name or "") and v.name not in names)
     return next(found, None)

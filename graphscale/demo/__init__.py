@@ -1,1 +1,1 @@
-"""The demo: a digit classifier, trained from a scaled PyTorch training step with one overflow on the way."""
+"""The demo: a digit classifier, trained by a scaled PyTorch training step, with one overflow in between."""

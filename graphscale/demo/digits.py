@@ -15,12 +15,12 @@ HELD_OUT = 360
 
 
 def read_step(name: str) -> bytes:
-    """Return an exported training step that comes with graphscale: `digits_step` or `reversal_step`."""
+    """Return an exported training step of the package: `digits_step` or `reversal_step`."""
     return files("graphscale.demo").joinpath(f"{name}.onnx").read_bytes()
 
 
 def split(rng: np.random.Generator) -> tuple[Arrays, Arrays]:
-    """Return the digits to train on, and those held out: `images` float32 [N, 64], 0 to 1, `labels` int64 [N]."""
+    """Return the training digits and the held-out ones: `images` float32 [N, 64], 0 to 1, `labels` int64 [N]."""
     from sklearn.datasets import load_digits
 
     pixels, numbers = load_digits(return_X_y=True)

@@ -28,15 +28,15 @@ from graphscale.training.schedules import LearningRate
 __all__ = ["FIXED", "Run", "Task", "Way", "tasks", "train", "ways"]
 
 FIXED = 1024
-GROWTHS = 12  # so often the dynamic scale may grow in a run
+GROWTHS = 12  # number of possible growths of the dynamic scale in a run
 DIGITS = 256  # in a batch
 SEQUENCES, HELD_OUT = 4096, 256
-_THREADS = 1  # these graphs are too small for more
+_THREADS = 1  # limit: these graphs are too small for more
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One of the ways to train: a name, whether float16 is emulated, and the loss scale."""
+    """A way to train: its name, True for emulated float16, and the loss scale."""
 
     name: str
     float16: bool
@@ -45,19 +45,19 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Something to learn.
+    """A task to learn.
 
     Attributes:
         name: its name in tables.
         title: its name in the picture, in two lines.
-        choices: number of answers to choose from.
+        choices: number of possible answers.
         step: the exported float32 training step.
         state: initial weights, moments and counters.
-        batches: the batches to train on.
-        feeds: other values that each step is fed.
-        learning_rate: fed in every step, too.
-        loss: takes the record of a step, gives its loss without the weight that it has in the graph.
-        hits: takes state, gives the share of held-out answers that are right.
+        batches: the training batches.
+        feeds: other feeds of each step.
+        learning_rate: the learning rate of all steps.
+        loss: returns the loss of a step's record, without its weight in the graph.
+        hits: returns the share of right held-out answers for a state.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Task:
 
 @dataclasses.dataclass
 class Run:
-    """One task, trained one way: a record for each step so far, and in the end the share of right answers."""
+    """One task, trained in one way: a record for each step so far, and finally the share of right answers."""
 
     task: Task
     way: Way
@@ -93,7 +93,7 @@ class Run:
 
 
 def ways(steps: int) -> tuple[Way, ...]:
-    """float32, and float16 without a loss scale, with a fixed one, and with a dynamic one."""
+    """Return the ways: float32, and float16 without a loss scale, with a fixed one, and with a dynamic one."""
     dynamic = DynamicLossScale(increment_period=max(1, steps // GROWTHS))
     return (
         Way("float32", False, FixedLossScale(1)),
@@ -107,15 +107,15 @@ def tasks(seed: int) -> tuple[Task, ...]:
     """Return the digits and the sequences.
 
     Args:
-        seed: of the split, the initial weights and the order of the batches.
+        seed: the seed of the split, the initial weights and the order of the batches.
     """
     return _digits(seed), _reversal(seed)
 
 
 def train(task: Task, way: Way, steps: int) -> Iterator[Run]:
-    """Train a task one way. Each step yields the same object, with one more record in it."""
+    """Train a task in one way. Each step yields the same object, with one more record."""
     pass_ = Autocast("float16", emulate=True) if way.float16 else None
-    # A fixed scale neither checks nor skips by itself; telemetry is of a step that is checked.
+    # A fixed scale neither checks nor skips by default, and telemetry needs a checked step.
     scaled = scale(task.step, way.loss_scale, telemetry=True, skip_nonfinite=True, autocast=pass_)
     run = Run(task, way)
     with Session(scaled, state=task.state, session_options=_make_options()) as session:

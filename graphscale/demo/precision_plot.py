@@ -16,8 +16,8 @@ from graphscale.training.run_plot import BLUE, GRID, ORANGE, RED, STYLE, check_p
 
 __all__ = ["draw"]
 
-# In the order of `precision.ways`. The dynamic scale is drawn last, thin, on the wide line of float32: where it works,
-# the one hides the middle of the other.
+# In the order of `precision.ways`. The thin line of the dynamic scale is drawn last, over the wide line of float32:
+# equal curves show both.
 LINES: tuple[dict[str, Any], ...] = (
     {"color": "#c4c4c4", "linewidth": 6.0, "solid_capstyle": "round"},
     {"color": RED, "linewidth": 1.8},
@@ -29,7 +29,7 @@ TITLE = "Two training steps in float32, and in float16 (emulated) without, with 
 
 
 def draw(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
-    """Write the picture, atomically, of every task trained in each of the ways, in the order of `precision.ways`.
+    """Write the picture of every task in every way, in the order of `precision.ways`, atomically.
 
     Raises:
         TrainingError: the suffix is not .png, .svg or .pdf.
@@ -61,7 +61,7 @@ def draw(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
 
 
 def _shrink(path: Path) -> None:
-    """Give a picture a palette, which takes a third of the bytes."""
+    """Convert a picture to a palette, with a third of the bytes."""
     from PIL import Image, PngImagePlugin  # matplotlib depends on it
 
     with Image.open(path) as picture:
@@ -136,7 +136,7 @@ def _mean(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> tuple[np
 
 
 def _smooth(steps: np.ndarray[Any, Any], losses: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
-    """Return the same for losses, which may not be finite, on a logarithmic scale."""
+    """Return the smoothed losses, finite or not, for a logarithmic scale."""
     with np.errstate(divide="ignore", invalid="ignore"):
         kept, logs = _mean(steps, np.log(losses))
         return kept, np.exp(logs)

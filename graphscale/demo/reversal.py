@@ -1,9 +1,8 @@
 """The demo's sequences: a transformer block that learns to reverse them, with a loss whose gradients underflow.
 
-The step's loss is the mean over a batch of 2**24 tokens, as the largest models are trained with, and one run of the
-step computes 2**9 of them. In float32 that changes nothing, since Adam divides the factor out again. In float16 the
-gradients of the logits, below 2**-24, are not above the smallest number there is, and nearly all that the backward pass
-makes of them is zero.
+The step's loss is the mean over a batch of 2**24 tokens, as in training the largest models; one run of the step
+computes 2**9 of them. In float32 this changes no result, since Adam divides the factor out again. In float16 the
+gradients of the logits are below 2**-24, the smallest number, and nearly all gradients behind them are zero.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["BATCH", "FEEDS", "VOCABULARY", "initial_state", "sequences"]
 
 VOCABULARY, LENGTH = 16, 16
 EMBEDDINGS = ("tokens.weight", "positions")
-BATCH = 32  # the exported graph fixes it
+BATCH = 32  # fixed in the exported graph
 # Adam's epsilon must be small beside gradients of 1e-7 and less.
 FEEDS = {"epsilon": np.asarray(1e-12, np.float32)}
 

@@ -1,7 +1,7 @@
-"""The demo's training: real digits, a training step exported from PyTorch, one batch with an infinite pixel in it.
+"""The demo's training: real digits, a training step exported from PyTorch, one batch with an infinite pixel.
 
-The step has SGD with momentum inside and takes the learning rate as an input. Scaled by graphscale it is run by the
-same loop as `graphscale train`: nothing here knows about the loss scale, except to draw it.
+The step contains SGD with momentum, and has the learning rate as an input. The scaled step runs in the loop of
+`graphscale train`: no code here knows about the loss scale, except to draw it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ EVALUATIONS = 60
 
 
 def require() -> None:
-    """Check that what the demo needs beyond graphscale's own dependencies can be imported.
+    """Check that the demo's additional packages can be imported.
 
     Raises:
-        GraphscaleError: something is missing.
+        GraphscaleError: a package is missing.
     """
     missing = []
     needed = {"onnxruntime": "onnxruntime", "sklearn.datasets": "scikit-learn", "matplotlib.figure": "matplotlib"}
@@ -50,8 +50,8 @@ def require() -> None:
             missing.append(package)
     if missing:
         raise GraphscaleError(
-            f"the demo needs {' and '.join(missing)}, which cannot be imported here; "
-            "install what it needs: pip install 'graphscale[demo]'"
+            f"the demo needs {' and '.join(missing)}, which cannot be imported here; install them: pip install "
+            "'graphscale[demo]'"
         )
 
 
@@ -74,11 +74,11 @@ class Training:
 
     Args:
         steps: number of steps.
-        seed: of the split, the initial weights and the order of the batches.
+        seed: the seed of the split, the initial weights and the order of the batches.
 
     Attributes:
-        loss_scale: the policy, chosen so that the scale grows several times in a run.
-        overflow: the number of the step whose batch holds an infinite pixel.
+        loss_scale: the policy, with several growths of the scale in a run.
+        overflow: the number of the step with an infinite pixel in its batch.
         scaled: the scaled step.
     """
 
@@ -98,7 +98,7 @@ class Training:
         self._session = Session(self.scaled, state=self._initial)
 
     def run(self) -> Iterator[StepRecord]:
-        """Train, one record for each step; some have the share of held-out digits classified right as `accuracy`."""
+        """Train, with one record for each step; some have the share of right held-out digits as `accuracy`."""
         every = max(1, self.steps // EVALUATIONS)
         trainer = Trainer(self._session, self._batches, LearningRate(LEARNING_RATE), "learning_rate")
         for record in trainer.run(self.steps):
@@ -108,7 +108,7 @@ class Training:
                 yield record
 
     def differing(self) -> list[str]:
-        """Train again with the unscaled step, without the batch that overflowed, and compare every bit.
+        """Train again with the unscaled step, without the batch of the overflow, and compare every bit.
 
         Returns:
             the names of the weights and momentum buffers that differ from those of `run`.
@@ -124,7 +124,7 @@ class Training:
         return [name for name, value in state.items() if value.tobytes() != trained[name].tobytes()]
 
     def _accuracy(self) -> float:
-        """Measured with the logits of the unscaled step, whose next weights are not asked for."""
+        """Return the accuracy, from the logits of the unscaled step, without its next weights."""
         trained = self._session.state_dict()
         state = {name: trained[name] for name in self._initial}
         feeds = {**self._held_out, "learning_rate": np.asarray(LEARNING_RATE, np.float32), **state}

@@ -1,4 +1,4 @@
-"""Content of a model that two readers take in two ways: onnx_ir passes over it, and a runtime does not."""
+"""Content of a model that two readers read in two ways: onnx_ir ignores it, and a runtime does not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPLETE = (*_WITH_BODIES, "BatchNormalization", "Split", "TopK")
 _BUILT_IN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")  # domains of operators
 _CONSTANTS = ("Constant", "ConstantOfShape")
 _NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-# Ranges of int32_data by type; beyond them some readers keep the lowest bits alone.
+# Ranges of int32_data by type; beyond a range, some readers keep only the lowest bits.
 _INT32: dict[int, range] = {
     onnx.TensorProto.BOOL: range(2),
     onnx.TensorProto.INT8: range(-(2**7), 2**7),
@@ -28,17 +28,17 @@ _INT32: dict[int, range] = {
 }
 _HALF_BYTES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1)
 _BYTES = range(-(2**7), 2**8)  # of all other types
-_KEYS = {"location", "offset", "length", "checksum"}  # of external data, as ONNX Runtime knows them
+_KEYS = {"location", "offset", "length", "checksum"}  # keys of external data in ONNX Runtime
 _VALUES = ("f", "i", "s", "t", "g", "tp", "sparse_tensor")
 _LISTS = ("floats", "ints", "strings", "tensors", "graphs", "type_protos", "sparse_tensors")
 
 
 def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
-    """Refuse a model that two readers may take in two ways.
+    """Refuse a model that two readers may read in two ways.
 
     Raises:
-        ModelFileError: something is defined twice; a tensor or an attribute has two values, or none; a result or a type
-            is missing.
+        ModelFileError: a name is defined twice; a tensor or an attribute has two values, or none; a result or a type is
+            missing.
         UnsupportedModelError: it has sparse initializers, a segment of a tensor, nodes for several devices, or a
             function with the name of an operator.
     """

@@ -1,6 +1,6 @@
-"""A checksum of a safetensors file in its own metadata: SHA-256 of all other bytes, wherever one changes.
+"""A checksum of a safetensors file in its own metadata: the SHA-256 of all other bytes.
 
-It tells damage, as of a disk or a transfer; whoever changes a file on purpose can compute another.
+It shows damage, such as that of a disk or a transfer, but no change on purpose, whose author can compute another.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ __all__ = ["BLANK", "KEY", "is_intact", "seal"]
 KEY = "graphscale.checksum"
 BLANK = "0" * hashlib.sha256().digest_size * 2  # holds the place of the checksum
 
-# JSON escapes the quotes inside of a text: these bytes are nowhere else.
+# JSON escapes quotes inside a text, so that these bytes stand nowhere else.
 _MARK = f'"{KEY}":"'.encode()
 
 Buffer = bytes | bytearray | mmap.mmap
 
 
 def seal(data: bytearray | mmap.mmap) -> None:
-    """Put the checksum in its place.
+    """Write the checksum into the metadata.
 
     Raises:
         ValueError: the metadata has no place for it.
@@ -30,7 +30,7 @@ def seal(data: bytearray | mmap.mmap) -> None:
 
 
 def is_intact(data: Buffer) -> bool:
-    """Return whether the checksum is that of the content."""
+    """Return whether the checksum fits the content."""
     try:
         place = _find_place(data)
     except ValueError:

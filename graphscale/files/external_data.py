@@ -17,7 +17,7 @@ from graphscale.files.limits import current_limits
 
 __all__ = ["confine_external_data", "external_tensors", "leaves_folder", "refuse_other_data", "relocate"]
 
-# Begins the locations by which ONNX Runtime names its own memory.
+# The beginning of locations by which ONNX Runtime names its own memory.
 _MEMORY = "*/_ORT_"
 _TENSORS = (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
 
@@ -73,7 +73,7 @@ def refuse_other_data(model: ir.Model, folder: Path, name: str) -> None:
 
 
 def leaves_folder(path: Path, folder: Path) -> bool:
-    """Return whether a path, after its links are resolved, is outside of a folder and of the root."""
+    """Return whether a path, with its links resolved, is outside a folder and the root."""
     roots = (folder, current_limits().external_data_root)
     return not any(path.resolve().is_relative_to(root.resolve()) for root in roots if root is not None)
 

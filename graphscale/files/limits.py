@@ -19,8 +19,8 @@ class Limits:
         external_data_root: a second folder for external data, beside the model's own.
         max_nodes: nodes of a model after inlining.
         max_depth: nested levels of bodies and functions; each level doubles the loading time of ONNX Runtime.
-        max_bytes: unpacked bytes of a compressed file, a sixteenth at more than 64 for each packed one; its size on the
-            disk is always allowed.
+        max_bytes: unpacked bytes of a compressed file, a sixteenth where there are more than 64 for each packed one;
+            the size of the file itself is always allowed.
     """
 
     external_data_root: Path | None = None
@@ -34,13 +34,13 @@ _current = contextvars.ContextVar[Limits]("_current")
 
 
 def current_limits() -> Limits:
-    """Return the limits that hold here."""
+    """Return the limits of this thread."""
     return _current.get(_DEFAULT)
 
 
 @contextlib.contextmanager
 def limiting(limits: Limits) -> Iterator[None]:
-    """Let other limits hold in a `with` block, for this thread."""
+    """Set other limits for this thread in a `with` block."""
     token = _current.set(limits)
     try:
         yield

@@ -32,7 +32,7 @@ __all__ = ["ModelResult", "from_proto", "load", "load_with_proto", "replaced_ten
 _LARGEST = 10**9
 _PIECE = 2**30  # bytes
 _LOCATION = b"location"  # a key of each external tensor
-_ORT_FORMAT = b"ORTM"  # at byte 4: ONNX Runtime then takes the whole for a file of its own
+_ORT_FORMAT = b"ORTM"  # at byte 4: ONNX Runtime then reads the file as one of its own format
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
@@ -41,7 +41,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelProto]:
-    """Read an ONNX model, and return the ModelProto that it was made from as well, without the initializers.
+    """Read an ONNX model; return it with its ModelProto, without the initializers.
 
     Raises:
         ModelFileError: the file, or one with its weights, is missing, truncated, or of another format.
@@ -106,8 +106,8 @@ def from_proto(proto: onnx.ModelProto, name: str = "the model", held: Collection
         held: names of initializers to pass over.
 
     Raises:
-        ModelFileError: it has no graph, its graph is damaged or too large, or an external tensor is outside.
-        UnsupportedModelError: it carries `training_info` that is more than bindings of its graph.
+        ModelFileError: the model has no graph, a damaged or too large one, or an external tensor outside the folder.
+        UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
     """
     model = _from_proto(proto, name)
     confine_external_data(model, Path.cwd(), name, held)
@@ -135,9 +135,9 @@ def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str]) -> Non
     """Write a model atomically: an existing file, and its weights, are replaced only by complete ones.
 
     Weights in external files stay there if the model is written into the same folder; elsewhere they are copied to
-    `NAME.data` beside it, and so are weights in memory that are too large for one file. Where `NAME.data` holds weights
-    of the file that is replaced, `NAME.data.new` is the new file's until it has been copied over them; it stays where
-    the disk refuses that.
+    `NAME.data` beside it. Weights in memory that are too large for one file are written there, too. Where `NAME.data`
+    holds weights of the replaced file, the new weights are written to `NAME.data.new` and then copied over `NAME.data`;
+    if the disk refuses the copy, `NAME.data.new` remains.
 
     Raises:
         OutputError: the folder does not exist, or cannot be written.
@@ -177,7 +177,7 @@ def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str |
 def _save_pair(model: ir.Model, target: Path) -> None:
     weights = target.with_name(f"{target.name}.data")
     spare = weights.with_name(f"{weights.name}.new")
-    # Until the second model is in place, the first one needs weights of its own.
+    # Until the second model is complete, the first one needs its own weights.
     before = _find_locations(target)
     file = spare if weights.name in before else weights
     is_new = not file.exists()
@@ -190,7 +190,7 @@ def _save_pair(model: ir.Model, target: Path) -> None:
     if file is spare:
         try:
             _write_pair(load(target), target, weights, replaces=True)
-        except OutputError:  # the model is saved; its weights only keep their second name
+        except OutputError:  # the model is saved, but its weights keep their second name
             return
     if file is spare or spare.name in before:
         spare.unlink(missing_ok=True)
@@ -204,7 +204,7 @@ def _refuse_weights(model: ir.Model, target: Path) -> None:
 
 
 def _weights_move(model: ir.Model, folder: Path) -> bool:
-    """Return whether weights of a model go to a file beside it."""
+    """Return whether weights of a model are written to a file beside it."""
     elsewhere = any(Path(tensor.base_dir).resolve() != folder for tensor in external_tensors(model).values())
     return elsewhere or _bytes_in_memory(model) > _LARGEST
 
@@ -229,7 +229,7 @@ def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = F
     """Write the weights of a model, then the model that refers to them."""
     source = _find_only_source(model)
     if source is not None:
-        # As a whole: faster than tensor by tensor.
+        # One copy of the file is faster than one per tensor.
         with write_file(weights, replaces) as written:
             _copy(source, written)
         located = {v: relocate(tensor, target.parent, weights.name) for v, tensor in external_tensors(model).items()}
@@ -238,7 +238,7 @@ def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = F
         return
     with write_file(target) as written:
         ir.save(model, written, format="protobuf", external_data=weights.name)
-        with written.open("ab") as end:  # protobuf merges messages that follow each other
+        with written.open("ab") as end:  # protobuf merges messages in sequence
             end.write(onnx.ModelProto(training_info=training_info_of(model)).SerializeToString())
         content = written.with_name(weights.name)
         if content.exists() and content.stat().st_size > 0:
@@ -247,7 +247,7 @@ def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = F
 
 
 def _find_only_source(model: ir.Model) -> Path | None:
-    """Find the file that holds all external weights of a model, if it is one and holds little else."""
+    """Find the file of a model's external weights, if there is only one, with little other content."""
     tensors = external_tensors(model).values()
     files = {Path(tensor.base_dir, tensor.location) for tensor in tensors}
     if len(files) != 1 or _bytes_in_memory(model) > _LARGEST:
@@ -258,7 +258,7 @@ def _find_only_source(model: ir.Model) -> Path | None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Let the system copy a file: where the file system can, both then share their blocks."""
+    """Let the system copy a file: on some file systems both copies then share their blocks."""
     with (
         contextlib.suppress(AttributeError, OSError),  # not on every system, nor between all file systems
         source.open("rb") as content,
@@ -273,7 +273,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ModelResult(Summary):
-    """A model that a function has made.
+    """A model made by a function.
 
     Attributes:
         model: a ModelProto if one was given, else an onnx_ir model.

@@ -15,7 +15,7 @@ from graphscale.files.limits import current_limits
 __all__ = ["parse_model", "refuse_large"]
 
 _Key = tuple[str, str, str]
-# onnx_ir looks for a free name among all that it has given: the time grows with the square of the calls.
+# onnx_ir searches its whole list of given names for a free one: its time grows with the square of the calls.
 _CALLS = 5_000
 _INLINE = "inline them first: onnx.save(onnx.inliner.inline_local_functions(onnx.load(MODEL)), FILE)"
 _FIELD = 2**29 - 1  # the largest number of a field
@@ -39,16 +39,16 @@ class _Size(NamedTuple):
 
 
 def parse_model(content: bytes, name: str, most: int | None = None) -> onnx.ModelProto:
-    """Parse a serialized ModelProto of limited fields: protobuf makes 200 bytes of two.
+    """Parse a serialized ModelProto with a limit on its fields: protobuf expands two bytes to 200.
 
     Args:
         content: the bytes.
         name: the name of the model for messages.
-        most: the number of fields that it may have, messages and texts; None for that of a file of these bytes.
+        most: the limit for its fields, messages and texts; None for a limit by the number of bytes.
 
     Raises:
-        ModelFileError: it has too many fields.
-        google.protobuf.message.DecodeError: it is damaged.
+        ModelFileError: the model has too many fields.
+        google.protobuf.message.DecodeError: the model is damaged.
     """
     if most is None:
         most = max(_FIELDS * current_limits().max_nodes, len(content) // _LEAST)
@@ -96,7 +96,7 @@ def _messages_of(message: Any) -> Mapping[int, Any]:
 
 
 def _read_number(content: bytes, at: int) -> tuple[int, int]:
-    """Read a number of a protocol buffer; return the position behind it, too, which is beyond the end if it is cut."""
+    """Read a number of a protocol buffer; return the position behind it, too: beyond the end for a cut buffer."""
     if at < len(content) and content[at] < 128:  # most of them, and faster
         return content[at], at + 1
     number = shift = 0
@@ -157,7 +157,7 @@ def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
 
 
 def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Yield the holders of repeated fields, with the names of these fields, outer ones first."""
+    """Yield messages with repeated fields, outer ones first, and the names of these fields."""
     yield proto, _OF_MODEL
     yield from ((info, _OF_TRAINING) for info in proto.training_info)
     pending: list[Any] = [proto.graph, *proto.functions]

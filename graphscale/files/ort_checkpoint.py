@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _NUMBERS = {dtype.numpy(): int(dtype) for dtype in ARRAY_DTYPES if dtype is not ir.DataType.BFLOAT16}
 _DTYPES = {number: dtype for dtype, number in _NUMBERS.items()}
-# The properties of each kind: where they are in the property bag, the class of one, and its type.
+# The properties of each kind: their field of the property bag, their class, and their Python type.
 _PROPERTIES = (("Ints", "IntProperty", int), ("Floats", "FloatProperty", float), ("Strings", "StringProperty", str))
 
 
@@ -54,7 +54,7 @@ class Checkpoint:
         properties: values that the user stored: whole numbers, floating-point numbers and strings.
         groups: the optimizer's state, if it was saved.
         version: the version of the format.
-        nominal: whether the parameters have no values yet; they are read as empty arrays.
+        nominal: True if the parameters have no values yet; they are read as empty arrays.
     """
 
     trainable: dict[str, Array]
@@ -71,7 +71,7 @@ class Checkpoint:
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file has the mark of a checkpoint. Raises an OSError where it cannot be read."""
+    """Return whether a file has the mark of a checkpoint. Raises an OSError for an unreadable file."""
     if is_stream(path):
         return read_stream(path)[4:8] == ORT_CHECKPOINT
     check_readable(path)
@@ -114,9 +114,9 @@ def write_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> No
 
 
 def _import(table: str) -> Any:
-    """Import the flatbuffers module of a table out of the onnxruntime that is installed."""
+    """Import the flatbuffers module of a table from the installed onnxruntime."""
     try:
-        importlib.import_module("onnxruntime.tools.ort_format_model")  # puts the package ort_flatbuffers_py on the path
+        importlib.import_module("onnxruntime.tools.ort_format_model")  # puts ort_flatbuffers_py on the path
         return importlib.import_module(f"ort_flatbuffers_py.fbs.{table}")
     except ImportError as error:
         raise UnsupportedModelError(
@@ -125,7 +125,7 @@ def _import(table: str) -> Any:
 
 
 class _Buffer(bytes):
-    """Bytes that refuse a slice beyond their end: flatbuffers would shorten a name silently."""
+    """Bytes that refuse a slice beyond their end, where flatbuffers would shorten a name silently."""
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice) and key.stop is not None and key.stop > len(self):
@@ -134,7 +134,7 @@ class _Buffer(bytes):
 
 
 class _Reader:
-    """Reads the tables, up to a number of bytes in all: those of a forged file may share their vectors and names.
+    """A reader of the tables, with a limit for their bytes, since tables of a forged file may share vectors and names.
 
     Args:
         path: the file, for messages.
@@ -213,7 +213,7 @@ def _unique(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 class _Writer:
-    """Builds the flatbuffer: inner objects first."""
+    """A writer of the flatbuffer, inner objects first."""
 
     def __init__(self) -> None:
         self._builder = _import("Checkpoint").flatbuffers.Builder(1 << 16)
@@ -253,7 +253,7 @@ class _Writer:
 
     def _tensor(self, name: str, array: Array) -> Any:
         label, builder, data = self._string(name), self._builder, array.tobytes()
-        # The runtime reads the values where they lie: aligned, as its own writer aligns them.
+        # The runtime reads the values in place: align them, as its own writer does.
         builder.StartVector(1, len(data), 16)
         builder.head -= len(data)
         builder.Bytes[builder.head : builder.head + len(data)] = data

@@ -58,7 +58,7 @@ def check_readable(path: str | os.PathLike[str]) -> int:
     """Return the size of a file, in bytes, without opening it: a pipe would wait for its writer.
 
     Raises:
-        OSError: it is missing, no regular file, or larger than the machine's memory; `strerror` says which.
+        OSError: the file is missing, no regular file, or larger than the machine's memory; `strerror` gives the reason.
     """
     try:
         found = os.stat(path)
@@ -74,11 +74,11 @@ def check_readable(path: str | os.PathLike[str]) -> int:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON in which no key stands twice: readers differ in which of the two they take.
+    """Parse JSON without repeated keys: readers differ in the value that they choose.
 
     Raises:
-        ValueError: it is no JSON, or a key stands twice.
-        RecursionError: it is nested too deeply.
+        ValueError: the text is no JSON, or an object has a key twice.
+        RecursionError: the text is nested too deeply.
     """
 
     def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

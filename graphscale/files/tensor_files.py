@@ -1,4 +1,4 @@
-"""Named arrays in safetensors files: complete or not there at all, and read back with every dtype of ONNX."""
+"""Named arrays in safetensors files, written completely or not at all, with every dtype of ONNX."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["ARRAY_DTYPES", "NUMPY_ERRORS", "Arrays", "read_npz", "read_safetenso
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-# The dtypes of the arrays that files hold and that runtimes are fed; each format has names of its own for them.
+# The dtypes of arrays in files and feeds; each format has its own names for them.
 _NAMES = "BOOL UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE"
 ARRAY_DTYPES = tuple(ir.DataType[name] for name in _NAMES.split())
 _DTYPES = {"BOOL" if dtype is ir.DataType.BOOL else dtype.short_name().upper(): dtype.numpy() for dtype in ARRAY_DTYPES}
 
-# Arrays shrink a few times. Beyond this ratio of bytes to packed ones, a file may hold this part of the limit.
+# Compression shrinks arrays a few times. Beyond this ratio, a file may unpack to this part of the limit.
 _RATIO, _SHARE = 64, 16
 
-# Errors of numpy for damaged files: it parses headers as Python.
+# Errors of numpy for damaged files, whose headers it parses as Python.
 NUMPY_ERRORS = (
     *(ValueError, EOFError, LookupError, RuntimeError, MemoryError, SyntaxError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
@@ -46,7 +46,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
         the arrays by name, which cannot be written to, and the file's metadata.
 
     Raises:
-        ModelFileError: the file is missing, truncated, of another format, or not what its checksum says.
+        ModelFileError: the file is missing, truncated, of another format, or does not fit its checksum.
     """
     from safetensors import SafetensorError, deserialize
 
@@ -74,10 +74,10 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, st
 def write_safetensors(
     path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file with a checksum, atomically: an existing one is replaced by a complete one on the disk.
+    """Write a safetensors file with a checksum, atomically: only a complete file on the disk replaces an existing one.
 
     Raises:
-        OutputError: the file cannot be written; an existing one is as it was.
+        OutputError: the file cannot be written; an existing one is unchanged.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -128,7 +128,7 @@ def read_npz(path: str | os.PathLike[str], kind: type[GraphscaleError] = ModelFi
         other = describe_file(path, "npz") or f"{strange[0]!r} is not an array; write it with numpy.savez"
         raise kind(f"{path} is no .npz file: {other}")
     for name, array in found.items():
-        # Elements without bytes may be 2**60 in a file of a few: a conversion would never end.
+        # A file of a few bytes can hold 2**60 elements without bytes: a conversion would never end.
         if array.dtype.names is not None or not array.dtype.itemsize:
             raise kind(f"{path}: {name!r} holds records or elements without bytes, not numbers")
         found[name] = to_native(array)

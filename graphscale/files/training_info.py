@@ -1,4 +1,4 @@
-"""The parts of a model without a place in onnx_ir: `training_info`, kept in `model.meta`, and nameless results."""
+"""Parts of a model that onnx_ir cannot hold: `training_info`, kept in `model.meta`, and nameless results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KEY = "graphscale.training_info"  # in `model.meta`
 
 
 def keep_training_info(proto: onnx.ModelProto, model: ir.Model, name: str) -> None:
-    """Keep the `training_info` of a ModelProto with the model that was made of it.
+    """Keep the `training_info` of a ModelProto with its onnx_ir model.
 
     Raises:
-        UnsupportedModelError: it has an algorithm graph, several steps, or a binding of something that is not there.
+        UnsupportedModelError: it has an algorithm graph, several steps, or a binding of a missing value.
     """
     infos = tuple(proto.training_info)
     for info in infos:

@@ -1,6 +1,6 @@
-"""Writing files and folders so that they are there as a whole or not at all, whenever the process or the power ends.
+"""Files and folders, written as a whole or not at all, even if the process is killed or the power fails.
 
-A command replaces only files that graphscale wrote, and that it does not read.
+A command replaces only files that graphscale wrote, and none of its inputs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 WRITER = "graphscale"
-# The metadata property of a model that has no other of graphscale's.
+# The metadata property of a model without another property of graphscale.
 MARK_KEY = "graphscale.written"
 # The metadata property of a training graph that states roles, as a roles file does: exporters write it.
 ROLES_KEY = "graphscale.roles"
 
-# Where files other than models name their writer: pictures, pages, SARIF logs, counterexamples, metrics.
+# Marks of their writer in files other than models: pictures, pages, SARIF logs, counterexamples, metrics.
 _MARKS = (
     b"Software\0graphscale",
     b"<dc:title>graphscale</dc:title>",
@@ -50,7 +50,7 @@ _MARKS = (
     b"graphscale.case.npy",
 )
 _FIRST = (b'{"step": 1, "epoch": 1, "loss": ', b"step,epoch,loss,loss_scale,next_loss_scale,")
-_ENDS = 2**16  # bytes at the beginning and at the end of a file, where its mark is
+_ENDS = 2**16  # bytes at the beginning and at the end of a file that may hold its mark
 
 _protected: Sequence[Path] | None = None
 
@@ -79,7 +79,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
 
 
 def check_new_output(path: str | os.PathLike[str], marked: bool = True, named: bool = True) -> Path:
-    """Return the absolute path of an output file of a command, before the work is done.
+    """Return the absolute path of an output file of a command, before the work begins.
 
     Args:
         path: the file.
@@ -99,20 +99,20 @@ def check_new_output(path: str | os.PathLike[str], marked: bool = True, named: b
 
 @contextlib.contextmanager
 def write_file(path: str | os.PathLike[str], replaces: bool = False) -> Iterator[Path]:
-    """Write a file by way of a temporary one beside it, which takes its name when the block ends without an error.
+    """Write a temporary file, and rename it to the file when the block ends without an error.
 
-    Its content is on the disk before it takes the name: after a power cut there is the old file or the new one.
+    Its content is on the disk before the renaming: a power cut leaves the old file or the new one.
 
     Args:
         path: the file.
-        replaces: it belongs to a file that may be replaced, and so may be replaced itself.
+        replaces: True for a part of a replaceable file: it may be replaced, too.
 
     Yields:
         The path of the temporary file.
 
     Raises:
-        OutputError: the folder does not exist or cannot be written, or there was an OSError in the block, or the file
-            is protected; an existing file is as it was.
+        OutputError: the folder does not exist or cannot be written, the block raised an OSError, or the file is
+            protected; an existing file is unchanged.
     """
     with write_files(path, replaces=replaces) as (temporary,):
         yield temporary
@@ -120,10 +120,10 @@ def write_file(path: str | os.PathLike[str], replaces: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def write_files(*paths: str | os.PathLike[str], replaces: bool = False) -> Iterator[list[Path]]:
-    """Write several files as `write_file` does: all are on the disk before the first one takes its name.
+    """Write several files as `write_file` does: all are on the disk before the first is renamed.
 
     Raises:
-        OutputError: as `write_file`; all existing files are as they were.
+        OutputError: as `write_file`; all existing files are unchanged.
     """
     targets = [check_output(path) for path in paths]
     streams = any(descriptor_of(path) is not None for path in paths)
@@ -157,7 +157,7 @@ def _send(temporaries: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def _replace(temporaries: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Give files their names; if one of them cannot have it, none has."""
+    """Rename files: all of them, or none if one cannot be renamed."""
     undo = contextlib.ExitStack()
     with undo:
         for temporary, target in zip(temporaries, targets, strict=True):
@@ -168,7 +168,7 @@ def _replace(temporaries: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def _keep(target: Path, temporary: Path) -> Path | None:
-    """Give a file, if it exists, a second name beside the one that will replace it."""
+    """Give an existing file a second name beside its replacement."""
     if not os.path.lexists(target):
         return None
     old = temporary.with_name(f"{temporary.name}.old")
@@ -187,7 +187,7 @@ def _restore(target: Path, old: Path | None) -> None:
 
 
 def _find_mode(target: Path) -> int:
-    """Return the mode of the file that is replaced, else that of any new file."""
+    """Return the mode of the replaced file, else that of a new file."""
     if target.exists():
         return target.stat().st_mode & 0o7777
     mask = os.umask(0)
@@ -207,7 +207,7 @@ def check_output_folder(source: Path, out: str | os.PathLike[str], force: bool) 
     """Return the absolute path of a folder to be written.
 
     Raises:
-        OutputError: it is there and not empty, without `force`; it is a file; it holds the source.
+        OutputError: the folder is not empty, without `force`; it is a file; it holds the source.
     """
     target = Path(out).absolute()
     try:
@@ -228,7 +228,7 @@ def check_output_folder(source: Path, out: str | os.PathLike[str], force: bool) 
 
 @contextlib.contextmanager
 def write_folder(target: Path) -> Iterator[Path]:
-    """Write a folder by way of a new one, which takes its name when the block ends without an error.
+    """Write a new folder, and rename it to the folder when the block ends without an error.
 
     Yields:
         The path of the new folder, which is empty.
@@ -273,10 +273,10 @@ def _exchange(new: Path, old: Path) -> None:
 
 @contextlib.contextmanager
 def protecting(named: Sequence[Path]) -> Iterator[None]:
-    """Refuse, in the block, to replace a file that is named twice or that graphscale did not write.
+    """Protect files in a `with` block: those named twice, and those that graphscale did not write.
 
     Args:
-        named: the existing files that a command line names, each as often as it does.
+        named: the existing files in a command line, repeated as they are there.
     """
     global _protected  # noqa: PLW0603
     _protected, before = named, _protected
@@ -287,14 +287,14 @@ def protecting(named: Sequence[Path]) -> Iterator[None]:
 
 
 def _refuse_loss(target: Path, named: bool = True) -> None:
-    """Refuse to replace a file that is read, where files are protected.
+    """Refuse to replace an input of the command, where files are protected.
 
     Args:
         target: the file.
-        named: whether the command line names it as an output, too; stages of a split step have names of their own.
+        named: True if the command line names it as an output, too; stages of a split step have names of their own.
 
     Raises:
-        OutputError: it is, under this name or another one, of a link for instance.
+        OutputError: the file is an input, under this name or another, such as that of a link.
     """
     if _protected is not None and sum(_is_same(target, path) for path in _protected) > named:
         raise OutputError(f"{target} is read, and would be replaced; name another file, or pass --force")
@@ -308,7 +308,7 @@ def _refuse_replacement(target: Path, written: Path | None = None) -> None:
         written: the new file, which may replace one of the same content.
 
     Raises:
-        OutputError: it did not.
+        OutputError: graphscale did not write the file.
     """
     if _protected is None or descriptor_of(target) is not None or not target.exists() or _is_own(target):
         return
@@ -319,7 +319,7 @@ def _refuse_replacement(target: Path, written: Path | None = None) -> None:
 
 
 def metadata_of_picture(suffix: str) -> dict[str, str]:
-    """Return the metadata for matplotlib by which a picture is known."""
+    """Return the metadata for matplotlib that marks a picture as graphscale's."""
     return {"Software" if suffix == ".png" else "Creator": WRITER}
 
 
@@ -331,7 +331,7 @@ def _is_same(target: Path, path: Path) -> bool:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether graphscale wrote a file; an empty one counts, since nothing is lost with it."""
+    """Return whether graphscale wrote a file; an empty file counts, since it holds nothing to lose."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_ENDS)

@@ -1,4 +1,4 @@
-"""Inserting nodes into an onnx_ir graph: unique names, types, and the mark of the pass that made them."""
+"""Builders that insert nodes into an onnx_ir graph, with unique names, types, and the mark of their pass."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Names(set[str]):
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         super().__init__(names)
-        self._suffixes: dict[str, int] = {}  # the next one to try for each wanted name
+        self._suffixes: dict[str, int] = {}  # the next suffix to try for each wanted name
 
     def reserve(self, wanted: str) -> str:
-        """Return the wanted name, with a numeric suffix if it is taken, and take it."""
+        """Reserve and return the wanted name, with a numeric suffix if it is taken."""
         name, suffix = wanted, self._suffixes.get(wanted, 1)
         while name in self:
             name, suffix = f"{wanted}_{suffix}", suffix + 1
@@ -52,7 +52,7 @@ class Names(set[str]):
 
 
 class Editor:
-    """Adds constants, state and outputs to a main graph; its builders add nodes.
+    """An editor of a main graph: it adds constants, state and outputs, and its builders add nodes.
 
     Args:
         graph: the graph to change.
@@ -71,7 +71,7 @@ class Editor:
         self.refresh()
 
     def refresh(self) -> None:
-        """Learn the names that others have put into the graph since."""
+        """Reserve names that other code has added to the graph since."""
         graphs = [self.graph]
         for graph in graphs:
             self._names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
@@ -82,7 +82,7 @@ class Editor:
                 graphs += subgraphs(node)
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
-        """Return the wanted name, with a numeric suffix if it is taken, and reserve it."""
+        """Reserve and return the wanted name, with a numeric suffix if it is taken."""
         name = self._names.reserve(wanted)
         if report and name != wanted:
             self.renamed.append((wanted, name))
@@ -101,12 +101,12 @@ class Editor:
 
     def shared_constant(self, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
         """Return this editor's constant of a name, added on the first call; the name must identify its content."""
-        if name not in self._shared:  # a constant of the graph by this name may hold anything
+        if name not in self._shared:  # a constant of the graph with this name may have other content
             self._shared[name] = self.constant(name, array)
         return self._shared[name]
 
     def shared_array(self, prefix: str, array: np.ndarray[Any, Any]) -> ir.Value:
-        """Return this editor's constant of an array, added on the first call, under a name that tells its content."""
+        """Return this editor's constant of an array, added on the first call, under a name with its content."""
         flat = np.ascontiguousarray(array)
         shown = array.size <= 4 and array.ndim <= 1
         content = "x".join(map(str, flat.ravel().tolist())) if shown else hashlib.sha256(flat.tobytes()).hexdigest()
@@ -120,7 +120,7 @@ class Editor:
         return value
 
     def output(self, value: ir.Value, wanted: str) -> None:
-        """Append a value to the graph's outputs, under the name wanted if it is not taken."""
+        """Append a value to the graph's outputs, under the wanted name if it is free."""
         if re.fullmatch(re.escape(wanted) + r"_\d+", value.name or ""):
             self.renamed.append((wanted, value.name or ""))
         elif value.name != wanted:
@@ -128,7 +128,7 @@ class Editor:
         self.graph.outputs.append(value)
 
     def current_output(self, value: ir.Value) -> ir.Value:
-        """Return the value that took over the name of a graph output last, or the output itself."""
+        """Return the last value that took over the name of a graph output, or the output itself."""
         while value in self._taken_over:
             value = self._taken_over[value]
         return value
@@ -143,7 +143,7 @@ class Editor:
         return position
 
     def replace(self, old: ir.Value, new: ir.Value, uses: Iterable[Any], suffix: str) -> None:
-        """Redirect readers of `old` to `new`, which takes over a graph output with the name that `old` has."""
+        """Redirect readers of `old` to `new`, which takes over a graph output with the name of `old`."""
         replace_reads(old, new, uses)
         if old.is_graph_output():
             self.take_over_output(old, new, suffix)
@@ -153,8 +153,8 @@ class Editor:
 
         Args:
             old: the value to replace, in the main graph or in a body.
-            new: a value of the same graph that is no input, no output, and not named by anyone.
-            suffix: of the new name of `old`.
+            new: a value of the same graph that is no input, no output, and has no name from a user.
+            suffix: the suffix of the new name of `old`.
         """
         if old.is_graph_output() and old.graph is self.graph:
             self.take_over_output(old, new, suffix)
@@ -182,20 +182,20 @@ class Editor:
 
 @dataclasses.dataclass(frozen=True)
 class Builder:
-    """Creates nodes with unique names, types and the mark of a pass, at one place of a graph or in a body.
+    """A builder of nodes with unique names, types and the mark of a pass, at one place of a graph or in a body.
 
     `onnx_ir.tape.Tape` is not its base, since it can only append, does not make names unique, and leaves the dtypes,
     shapes and marks of all nodes to the caller.
 
     Attributes:
-        editor: gives the names, and the graph if there is no body.
+        editor: the source of names, and of the graph if there is no body.
         mark: the pass that inserts the nodes.
-        prefix: begins the names of results that are not named: `prefix.operator`.
-        at: the place of the nodes, if not said otherwise: after or before a node, or at the end.
-        dtype: the dtype of results, if not said otherwise.
-        shape: the shape of results, if not said otherwise; None for not known.
+        prefix: the beginning of default names of results: `prefix.operator`.
+        at: the default place of nodes: after or before a node, or at the end.
+        dtype: the default dtype of results.
+        shape: the default shape of results; None for an unknown shape.
         body: the body to build; None for the editor's graph.
-        is_marked: whether the nodes carry the mark; those of an original do not.
+        is_marked: True for nodes with the mark; those of an original have none.
     """
 
     editor: Editor
@@ -226,7 +226,7 @@ class Builder:
             op_type: the operator.
             inputs: its inputs.
             name: the wanted name of the result.
-            like: a value whose shape the result has, and whose dtype unless one is given.
+            like: a value with the shape of the result, and its dtype unless one is given.
             dtype: the dtype of the result.
             shape: the shape of the result.
             at: the place of the node.
@@ -242,11 +242,11 @@ class Builder:
         return node.outputs[0]
 
     def cast(self, value: ir.Value, to: ir.DataType, **options: Any) -> ir.Value:
-        """Add a cast of a value, of the value's shape if not said otherwise; the options are those of `op`."""
+        """Add a cast of a value, by default with the value's shape; the options are those of `op`."""
         return self.op("Cast", [value], **{"like": value, **options}, dtype=to, to=to)
 
     def reshape(self, value: ir.Value, shape: Sequence[int], **options: Any) -> ir.Value:
-        """Add a reshaping to known sizes, or return the value if it has this shape; the options are those of `op`."""
+        """Add a Reshape to known sizes, or return the value if it has this shape; the options are those of `op`."""
         if value.shape == shape:
             return value
         name = f"graphscale/{self.mark}.shape.{'x'.join(map(str, shape))}"
@@ -254,7 +254,7 @@ class Builder:
         return self.op("Reshape", [value, wanted], dtype=value.dtype, shape=shape, **options)
 
     def number(self, number: float | Sequence[int], dtype: ir.DataType) -> ir.Value:
-        """Add a Constant node that gives a scalar, or a vector of some numbers."""
+        """Add a Constant node of a scalar, or a vector of some numbers."""
         array = np.asarray(number, dtype=dtype.numpy())
         return self.op("Constant", [], dtype=dtype, shape=array.shape, value=ir.tensor(array))
 
@@ -273,7 +273,7 @@ class Builder:
         Args:
             op_type: the operator.
             inputs: its inputs.
-            outputs: `(wanted name, dtype, shape)` of each result, None for what is not known.
+            outputs: `(wanted name, dtype, shape)` of each result, None for an unknown dtype or shape.
             at: the place of the node.
             domain: the operator's domain, which is added to the graph's opset imports.
             attributes: the node's attributes.
@@ -302,14 +302,14 @@ class Builder:
         return node
 
     def within(self, name: str, nodes: Iterable[ir.Node] = ()) -> Self:
-        """Return a builder of a new body of this name, which begins with some nodes of no graph.
+        """Return a builder of a new body with a name, which begins with some nodes of no graph.
 
         A body has no inputs, reads the values around it, and has the opset imports of the model.
         """
         return dataclasses.replace(self, at=None, body=ir.Graph([], [], nodes=nodes, name=name))
 
     def closed(self, outputs: Iterable[ir.Value]) -> ir.Graph:
-        """Return the body, complete with its outputs."""
+        """Return the body with its outputs."""
         assert self.body is not None
         self.body.outputs.extend(outputs)
         return self.body
@@ -322,14 +322,14 @@ def behind(value: ir.Value) -> Position:
 
 
 def replace_reads(old: ir.Value, new: ir.Value, uses: Iterable[Any]) -> None:
-    """Redirect readers of `old` to `new`. Take `old.uses()` before the node that makes `new` reads `old`."""
+    """Redirect readers of `old` to `new`. Call `old.uses()` before the node of `new` reads `old`."""
     for node, index in uses:
         assert node.inputs[index] is old
         node.replace_input_with(index, new)
 
 
 def replace_outputs(old: ir.Value, new: ir.Value) -> None:
-    """Let the body that `old` leaves give `new` in its place."""
+    """Replace `old` by `new` in the outputs of its body."""
     assert isinstance(old.graph, ir.Graph)
     outputs = old.graph.outputs
     for index in [i for i, value in enumerate(outputs) if value is old]:
@@ -354,5 +354,5 @@ def count_inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
 
 
 def shape_like(value: ir.Value) -> ir.Shape | None:
-    """Return a value's shape for another one, None if it is not known: a copy, unless nobody can change it."""
+    """Return a value's shape for another value, None if unknown: a copy, unless the shape is frozen."""
     return value.shape if value.shape is None or value.shape.frozen else value.shape.copy()

@@ -1,7 +1,7 @@
-"""The damage of a model that made something fail: looked for only then, so that sound models pay nothing.
+"""The damage of a model, searched only after a failure, so that sound models cost nothing.
 
-An unexpected error on a sound model is a defect of graphscale, and stays what it is. On a damaged one it becomes one
-line that says what is damaged.
+An unexpected error on a sound model is a defect of graphscale, and is raised unchanged. On a damaged model it becomes
+one line that names the damage.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 
-# Half a character of UTF-16, which Python decodes from no bytes of UTF-8, and encodes to none.
+# Half a character of UTF-16, which Python never decodes from UTF-8, and cannot encode to it.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-# Beginnings of messages of ONNX's checker on operators and versions that it does not know. They are no damage: ONNX
-# Runtime has more of them. The rest may be a name in the file.
+# Beginnings of messages of ONNX's checker on unknown operators and versions. These are no damage: ONNX Runtime has more
+# of them. The rest of a message may be a name in the file.
 _UNKNOWN = ("No Op registered", "No opset import", "No schema registered", "Your model ir_version ")
 
-_FOREIGN = "graphscale.foreign"  # a domain without schemas: the checker passes over its operators
+_FOREIGN = "graphscale.foreign"  # a domain without schemas: the checker ignores its operators
 
 # The subjects of telemetry.
 _COUNTED = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step", "cause", "offender", "zero_fraction")
 
 
 def name_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function of models, or of paths of models or folders, so that its errors name their damage.
+    """Decorate a function of models, or of paths to models or folders, so that its errors name the damage.
 
     Raises:
-        ModelFileError: an argument is damaged, where the function had raised an error that is none of graphscale's.
+        ModelFileError: an argument is damaged, and the function has raised another error than graphscale's.
     """
 
     @functools.wraps(function)
@@ -70,18 +70,18 @@ def name_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def find_damage(arguments: Iterable[Any]) -> str | None:
-    """Find the damage of models among some arguments, paths of models and of folders with models included."""
+    """Find the damage of models among some arguments, including paths to models and folders."""
     for name, model in _models(arguments):
         if (damage := find_model_damage(model)) is not None:
             return f"{name} is damaged: {damage}"
         recorded = _find_recorded(model)
         if recorded is not None and (damage := find_damage([recorded])) is not None:
-            return f"{name} has damaged graphscale metadata: of what it was before, {damage}"
+            return f"{name} has damaged graphscale metadata: in its original, {damage}"
     return None
 
 
 def _find_recorded(model: onnx.ModelProto) -> ir.Model | None:
-    """Return the model that another one was made from, by its metadata; None if they name none, or are unreadable."""
+    """Return the original of a model in its metadata; None for missing or unreadable metadata."""
     if not any(entry.key == ORIGINAL_KEY for entry in model.metadata_props):
         return None
     with contextlib.suppress(GraphscaleError):
@@ -95,7 +95,7 @@ def _models(arguments: Iterable[Any]) -> Iterator[tuple[str, onnx.ModelProto]]:
         if isinstance(argument, onnx.ModelProto):
             yield "the model", argument
         elif isinstance(argument, ir.Model):
-            with contextlib.suppress(Exception):  # a model that cannot be serialized is looked at by nobody
+            with contextlib.suppress(Exception):  # a model that cannot be serialized is not examined
                 yield "the model", ir.to_proto(argument)
         elif isinstance(argument, str | os.PathLike):
             path = Path(os.fspath(argument))
@@ -107,22 +107,22 @@ def _models(arguments: Iterable[Any]) -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 def find_model_damage(model: onnx.ModelProto) -> str | None:
-    """Find the damage of a model, one line, or None if there is none to be seen.
+    """Return the damage of a model in one line, or None.
 
-    Looked at are, in this order: texts, tensors, operands and results, subgraphs, functions, and what ONNX's checker
-    looks at.
+    The search covers, in this order, texts, tensors, operands and results, subgraphs, functions, and the checks of
+    ONNX.
     """
     looks = (_texts, _tensors, _nodes, _references, _checker, _functions, _stamp, _ends)
     return next((damage for look in looks for damage in look(model)), None)
 
 
 def find_rejection(model: onnx.ModelProto) -> str | None:
-    """Find what ONNX's checker rejects in a model, one line, or None: what no runtime loads, though it can be read."""
+    """Return the objection of ONNX's checker to a readable model, in one line, or None."""
     return next(itertools.chain(_checker(model), _inner_names(model)), None)
 
 
 def _inner_names(model: onnx.ModelProto) -> Iterator[str]:
-    """Find invalid names in bodies beyond the checker's: shadowed values, `ai.onnx`, unknown described values."""
+    """Yield invalid names in bodies that the checker ignores: shadowed values, `ai.onnx`, unknown described values."""
     pending: list[tuple[onnx.GraphProto, frozenset[str]]] = [(model.graph, frozenset())]
     while pending:
         graph, outer = pending.pop()
@@ -203,7 +203,7 @@ def _nodes(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _ends(model: onnx.ModelProto) -> Iterator[str]:
-    """Check the inputs and outputs of the graph: their types, and that each is there once."""
+    """Check the types of the graph's inputs and outputs, and that none is there twice."""
     for kind, ends in (("input", model.graph.input), ("output", model.graph.output)):
         seen: set[str] = set()
         for value in ends:
@@ -217,7 +217,7 @@ def _ends(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _references(model: onnx.ModelProto) -> Iterator[str]:
-    """Find attributes without a type, and those that refer to attributes of a function, outside of any."""
+    """Find attributes without a type, and references to attributes of a function outside of functions."""
     for place, attribute in _messages(model.graph, onnx.AttributeProto):
         if not attribute.type:
             yield f"attribute {attribute.name!r} near {place!r} has no type"
@@ -226,7 +226,7 @@ def _references(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _needed(node: onnx.NodeProto) -> int:
-    """Return the least number of operands of a node: by ONNX's definition, else by what its degree rule speaks of."""
+    """Return the least number of operands of a node, by ONNX's definition, else by its degree rule."""
     if onnx.defs.has(node.op_type, node.domain):
         return int(onnx.defs.get_schema(node.op_type, node.domain).min_input)
     return int((node.domain, node.op_type) in OPERATORS)
@@ -251,7 +251,7 @@ def _bodies(node: onnx.NodeProto, name: str) -> Iterator[str]:
 def _checker(model: onnx.ModelProto) -> Iterator[str]:
     try:
         onnx.checker.check_model(model)
-    except Exception as error:  # the checker raises RuntimeError, ValueError and errors of its own
+    except Exception as error:  # the checker raises RuntimeError, ValueError and its own errors
         text = one_line(str(error).split("==>", maxsplit=1)[0])
         if not text.startswith(_UNKNOWN):
             yield text
@@ -273,7 +273,7 @@ def _unknown_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _stamp(model: onnx.ModelProto) -> Iterator[str]:
-    """Find metadata of graphscale's own that name values which the graph lacks."""
+    """Find graphscale's metadata on values that the graph lacks."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if "graphscale.version" not in metadata:
         return

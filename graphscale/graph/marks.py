@@ -1,4 +1,4 @@
-"""The metadata properties by which nodes and values say what a rewrite did to them."""
+"""Metadata properties that record the changes of a rewrite on nodes and values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import onnx_ir as ir
 
 __all__ = ["AUTOCAST", "MARKS", "PASS_KEY", "SCALE_LOSS", "UNSCALE_GRADIENTS", "WAS_FLOAT", "is_rounding"]
 
-# Begins the names of them all.
+# The common beginning of their names.
 MARKS = "graphscale."
-# Of every inserted node: the pass that inserted it.
+# On every inserted node: its pass.
 PASS_KEY = "graphscale.pass"
 # The name of the pass that inserts casts for mixed precision.
 AUTOCAST = "autocast"
-# The names of the passes that only a loss scale brings.
+# The names of the passes for a loss scale alone.
 SCALE_LOSS, UNSCALE_GRADIENTS = "scale-loss", "unscale-gradients"
-# Of a cast of the original that gave float32 and gives a small type.
+# On a cast of the original that gave float32 and now gives a small type.
 WAS_FLOAT = "graphscale.was_float"
 
 
 def is_rounding(node: ir.Node) -> bool:
-    """Return whether a node only changes the precision of a value of the original: a cast of mixed precision."""
+    """Return whether a node is a cast of mixed precision, which only changes the precision of an original value."""
     return node.metadata_props.get(PASS_KEY) == AUTOCAST and node.op_type == "Cast"

@@ -1,7 +1,7 @@
 """The values of a main graph as numbers in graph order, and sets of them as one byte for each.
 
-A walk through all nodes of a large graph is bound by memory: a set of a hundred thousand objects is read here and
-there, and each object beside it to know its hash; a row of bytes is read from one end to the other.
+A walk through all nodes of a large graph is bound by memory: a set of a hundred thousand objects is read at random,
+with each object for its hash; a row of bytes is read from one end to the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphscale.graph.values import is_source
 
 __all__ = ["Numbering", "Row", "ValueSet"]
 
-# A node in numbers: that of its first result, that after its last result, and those of what it reads.
+# The numbers of a node: that of its first result, that after its last result, and those of its operands.
 Row = tuple[int, int, tuple[int, ...]]
 
 
@@ -24,14 +24,14 @@ class Numbering:
 
     Args:
         graph: the main graph.
-        reads: the values that each of its nodes reads, in graph order.
+        reads: the operands of each of its nodes, in graph order.
 
     Attributes:
         values: the values, each at its number.
         numbers: the number of each value.
         rows: the nodes, in graph order.
-        ordered: whether each value is an input or an initializer, or computed before all that read it; if not, the rest
-            is of no use.
+        ordered: True if each value is an input, an initializer, or computed before all its readers; else the numbers
+            are useless.
     """
 
     def __init__(self, graph: ir.Graph, reads: Mapping[ir.Node, Iterable[ir.Value]]) -> None:
@@ -60,7 +60,7 @@ class Numbering:
             self.rows.append((first, end, operands))
 
     def marks(self, values: Iterable[ir.Value] = ()) -> bytearray:
-        """Return a byte for each value: 1 for these, and 0; values of subgraphs have none."""
+        """Return a byte for each value: 1 for these, else 0; values of subgraphs have none."""
         found, numbers = bytearray(len(self.values)), self.numbers
         for value in values:
             number = numbers.get(value)
@@ -70,12 +70,12 @@ class Numbering:
 
 
 class ValueSet(Set[ir.Value]):
-    """A view of some values of a main graph; `&` and the like give sets of Python's own.
+    """A view of some values of a main graph; operators such as `&` return Python's sets.
 
     Args:
-        numbering: of the main graph.
-        marks: a byte for each of its values: 1 for those in the set, and 0. Who changes it changes the set.
-        inner: values of subgraphs that are in the set as well.
+        numbering: the numbering of the main graph.
+        marks: a byte for each of its values: 1 for those in the set, else 0. Changes of the bytes change the set.
+        inner: the values of subgraphs in the set.
     """
 
     def __init__(self, numbering: Numbering, marks: bytearray, inner: Iterable[ir.Value] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The original of a rewritten model, packed into the model's metadata, and out of it again."""
+"""The original of a rewritten model, packed in the model's metadata."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ __all__ = ["ORIGINAL_KEY", "find_references", "outline", "record_original", "res
 # The metadata property of a rewritten model that holds its original.
 ORIGINAL_KEY = "graphscale.original"
 
-_LEVEL = 1  # of zlib: the default one saves a fifth of the size, and takes six times as long
+_LEVEL = 1  # of zlib: the default level saves a fifth of the size, and takes six times as long
 _UNDER_WAY = "graphscale.recording"  # in `model.meta`
-# Graphs shrink to a fifth, and have about one field for each packed byte. A record that claims to hold much more was
-# made to fill the memory. The limits of bytes and nodes allow small ones some part of themselves.
-_LIMIT = 64  # bytes for each packed one, beside this part of the limit of bytes
-_FIELDS = 4  # for each packed byte, or this part of the limit of nodes
+# Graphs shrink to a fifth, and have about one field for each packed byte. A record with many more was made to fill the
+# memory. The limits of bytes and nodes allow small records a part of the limits.
+_LIMIT = 64  # bytes for each packed byte, beside this part of the limit of bytes
+_FIELDS = 4  # fields for each packed byte, or this part of the limit of nodes
 
 
 @contextlib.contextmanager
 def record_original(model: ir.Model, proto: onnx.ModelProto | None = None) -> Iterator[bool]:
-    """Put the model, as it is before the block, into the metadata of the model that the block makes of it in place.
+    """Record a model in its own metadata, before the block rewrites it in place.
 
-    Initializers that the block leaves alone are referred to by their names there. Within another such block, and if
-    the block raises, nothing is recorded.
+    The record refers to unchanged initializers by their names. Within another such block, and if the block raises,
+    nothing is recorded.
 
     Args:
         model: the model to be rewritten.
-        proto: the ModelProto that the model is read from, which saves serializing it.
+        proto: the ModelProto of the model, which saves its serialization.
 
     Yields:
-        Whether this block records.
+        True if this block records.
     """
     if _UNDER_WAY in model.meta:
         yield False
@@ -62,7 +62,7 @@ def record_original(model: ir.Model, proto: onnx.ModelProto | None = None) -> It
         if tensor is not None:
             kept = name if name in held and held[name].const_value is tensor else names.get(id(tensor))
             content.graph.initializer.append(_describe(name, tensor, kept))
-    # Protobuf merges messages that follow each other.
+    # Protobuf merges messages in sequence.
     packed += compressor.compress(content.SerializeToString()) + compressor.flush()
     model.metadata_props[ORIGINAL_KEY] = base64.b64encode(packed).decode()
 
@@ -75,11 +75,11 @@ def _serialize(model: ir.Model) -> onnx.ModelProto:
 
 
 def outline(model: ir.Model, proto: onnx.ModelProto | None = None) -> onnx.ModelProto:
-    """Return a model as a ModelProto whose initializers hold nothing: small, and all else is there.
+    """Return a model as a small ModelProto: complete, but for the content of initializers.
 
     Args:
         model: the model.
-        proto: the ModelProto that it was read from, if any, with or without the initializers; it is not changed.
+        proto: the ModelProto of the model, if any, with or without the initializers; it is not changed.
     """
     if proto is None:
         return _serialize(model)
@@ -108,7 +108,7 @@ def _copy_without_initializers(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _describe(name: str, tensor: ir.TensorProtocol, kept: str | None) -> onnx.TensorProto:
-    """Describe an initializer: by the name of the one that holds its content in the rewritten model, else in full."""
+    """Describe an initializer by the name of one with its content in the rewritten model, else in full."""
     if kept is None:
         loaded = ir.tensor(tensor.numpy(), name=name) if isinstance(tensor, ir.ExternalTensor) else tensor
         return ir.to_proto(loaded)
@@ -128,15 +128,16 @@ def _naming_damage() -> Iterator[None]:
 
 @_naming_damage()
 def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Model:
-    """Unpack the original of a rewritten model, its initializers with the content that they have in the rewritten one.
+    """Unpack the original of a rewritten model, with the initializers' content from the rewritten model.
 
     Args:
         model: the rewritten model.
-        others: the graph whose initializers stand for those that another tool renamed in the model, took out or changed
-            the type of; None to refuse such a model.
+        others: the graph whose initializers replace those that another tool renamed, removed or gave another type; None
+            to refuse such a model.
 
     Raises:
-        ModelFileError: there is none, it is damaged, or the rewritten model lacks an input or an initializer of it.
+        ModelFileError: the original is missing or damaged, or the rewritten model lacks an input or an initializer of
+            it.
     """
     proto = _read_record(model)
     inputs = {value.name for value in model.graph.inputs}
@@ -155,7 +156,7 @@ def find_references(model: ir.Model) -> list[str]:
     """Return the names of initializers in the record of the original.
 
     Raises:
-        ModelFileError: there is none, or it is damaged.
+        ModelFileError: the record is missing or damaged.
     """
     return [tensor.external_data[0].value for tensor in _references(_read_record(model))]
 
@@ -179,7 +180,7 @@ def _decompress(packed: bytes) -> bytes:
 
 
 def _find_content(graph: ir.Graph, reference: onnx.TensorProto, others: ir.Graph | None) -> ir.TensorProtocol:
-    """Find the tensor that a record refers to, in a graph, else in the other one."""
+    """Find the tensor of a record's reference in a graph, else in another."""
     name = reference.external_data[0].value
     tensor = graph.initializers[name].const_value if name in graph.initializers else None
     is_fit = tensor is not None and (tensor.dtype, list(tensor.shape)) == (reference.data_type, list(reference.dims))

@@ -23,9 +23,9 @@ __all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse
 
 _VERSION = "graphscale.version"
 _RELEASE = re.compile(r"\d+(\.\d+)*[\w.+-]{,40}")
-# Of a half of a split step: which one it is, and of what.
+# On a half of a split step: its number, and its whole.
 SPLIT_KEY = "graphscale.split"
-# Marks of a loss scale alone: a function of this domain, and the nodes of two passes.
+# Marks that only a loss scale leaves: a function of this domain, and the nodes of two passes.
 _DOMAIN = "graphscale"
 _PASSES = (SCALE_LOSS, UNSCALE_GRADIENTS)
 _COUNTS = (
@@ -37,9 +37,9 @@ _COUNTS = (
     "consecutive_skips",
     "last_skip_step",
 )
-# Fields that most stamps lack, and what they are then.
+# Fields that most stamps lack, with their defaults.
 _OPTIONAL = {"telemetry": "{}", "in_place": "[]"}
-_MOST = 2**53  # far from where a count of whole numbers overflows
+_MOST = 2**53  # far below the overflow of an integer count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Stamp:
     """The metadata of a scaled model.
 
     Attributes:
-        version: the graphscale version that scaled it.
+        version: the version of graphscale that scaled the model.
         policy: `{"class_name": ..., "config": {...}}` of the loss scale.
-        state: `{input name: output name}` of the state to be fed back.
+        state: `{input name: output name}` of the carried state.
         target: the target.
         names: the names in this graph of `loss`, `loss_scale`, `good_steps`, the policy's other counts, `stuck` and
-            `all_finite`, where there are any.
+            `all_finite`, where present.
         report: the report of the scaling.
-        telemetry: with telemetry, `gradients`: the names of the gradients that are checked, in the order of the index
-            of an offender; `ranges`, where they are measured: `{"every": steps}`; `activations`, where they are
-            looked at: the names of values of the forward pass, in the order of the index; else empty.
+        telemetry: with telemetry, `gradients`: the names of the checked gradients, in the order of the index of an
+            offender; `ranges`, if measured: `{"every": steps}`; `activations`, if checked: the names of values of the
+            forward pass, in the order of the index; else empty.
         in_place: the carried inputs whose next value a host may write over the present one: both in one buffer.
     """
 
@@ -96,7 +96,7 @@ class Stamp:
         return compose_notes(self.state, self.names, [s["input"] for s in states if s.get("output") is None])
 
     def role_of(self, name: str) -> str | None:
-        """Return the role of an input of the original, with its evidence; None if the report has none."""
+        """Return the role of an input of the original, with its evidence; None for a report without it."""
         for entry in self.report.get("roles", ()):
             if isinstance(entry, dict) and (entry.get("name"), entry.get("kind")) == (name, "input"):
                 return f"{entry.get('role')}: {entry.get('evidence')}"
@@ -117,7 +117,7 @@ class Stamp:
         return None
 
     def write(self, model: ir.Model) -> None:
-        """Put the stamp on a model, and its notes, in place of the roles that it states: the report has all roles."""
+        """Write the stamp and its notes into a model, in place of the stated roles, which the report contains."""
         drop_training_info(model)
         annotate(model, self._describe(model), self._notes(), anew=is_scaled(model))
         model.metadata_props.pop(ROLES_KEY, None)
@@ -135,7 +135,7 @@ def refuse_scaled(model: ir.Model, name: str) -> None:
     """Refuse a model that carries a loss scale already.
 
     Raises:
-        AlreadyScaledError: it does.
+        AlreadyScaledError: the model carries a loss scale.
     """
     if is_scaled(model):
         raise AlreadyScaledError(
@@ -147,7 +147,7 @@ def refuse_scaled(model: ir.Model, name: str) -> None:
 
 
 def _has_lost_stamp(model: ir.Model) -> bool:
-    """Return whether a model without a stamp has been scaled by graphscale: another tool has dropped its metadata."""
+    """Return whether graphscale has scaled a model without a stamp, whose metadata another tool has dropped."""
     return any(
         node.domain == _DOMAIN
         or node.metadata_props.get(PASS_KEY) in _PASSES
@@ -157,17 +157,14 @@ def _has_lost_stamp(model: ir.Model) -> bool:
 
 
 def _explain_loss(name: str) -> str:
-    return (
-        f"{name} was scaled by graphscale, and has lost its metadata: another tool dropped them; scale the original "
-        "graph again"
-    )
+    return f"{name} was scaled by graphscale, and another tool has dropped its metadata; scale the original graph again"
 
 
 def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
-    """Read the stamp of a scaled model, or of its metadata.
+    """Read the stamp of a scaled model, or from its metadata.
 
     Raises:
-        ModelFileError: there is none, or it is damaged.
+        ModelFileError: the stamp is missing or damaged.
     """
     metadata = source.metadata_props if isinstance(source, ir.Model) else source
     if _VERSION not in metadata:
@@ -188,7 +185,7 @@ def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
 
 
 def _wrong_field(stamp: Stamp) -> str | None:
-    """Return the first field of a stamp whose parts have not their types."""
+    """Return the first field of a stamp with a part of the wrong type."""
     if not _RELEASE.fullmatch(stamp.version):
         return "version"
     if not stamp.target:

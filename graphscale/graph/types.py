@@ -1,4 +1,4 @@
-"""Types of values that the model does not declare: by ONNX's inference, and dtypes by the operators alone."""
+"""Undeclared types of values, by ONNX's inference, or, for dtypes, by the operators alone."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
     "measured_by",
 ]
 
-_LONGEST = 2**16  # numbers of a followed shape; ONNX's inference copies them at every node
+_LONGEST = 2**16  # numbers of a computed shape; ONNX's inference copies them at every node
 # Operators of com.microsoft whose result has the type of the first operand.
 _LIKE_FIRST = {"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SimplifiedLayerNormalization", "Trilu"}
 _PRODUCTS = {"FusedMatMul", "TransposeMatMul"}
-_RANK = 64  # more than any value has
+_RANK = 64  # more than the rank of any value
 _FOLLOWED = {"Add", "Cast", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 
 
@@ -41,7 +41,7 @@ def infer_types(model: ir.Model, *, strict: bool = False) -> None:
 
 
 def _find_longest(model: ir.Model) -> int:
-    """Return a bound of the numbers in one value that inference follows, such as a computed shape."""
+    """Return a bound for the numbers in a value that inference computes, such as a shape."""
     lengths: dict[ir.Value, int] = {}
 
     def length(value: ir.Value) -> int:
@@ -60,7 +60,7 @@ def _find_longest(model: ir.Model) -> int:
 
 
 def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) -> None:
-    """Add the dtypes and shapes that ONNX infers, where a wanted value lacks one; what is declared stays.
+    """Add inferred dtypes and shapes if a wanted value lacks one; declared ones are unchanged.
 
     Args:
         model: the model.
@@ -82,7 +82,7 @@ def complete_types(model: ir.Model, wanted: Iterable[ir.Value] | None = None) ->
 
 def _inferred(model: ir.Model) -> ir.Model:
     """Return a copy with inferred types."""
-    # A model that cannot be inferred is refused where a type is needed, in one line rather than by a traceback.
+    # A model that fails here is refused later, where a type is needed, by one line instead of a traceback.
     log = logging.getLogger(ShapeInferencePass.__module__)
     silent, log.disabled = log.disabled, True
     inferred = model.clone()
@@ -96,7 +96,7 @@ def _inferred(model: ir.Model) -> ir.Model:
 def dtypes_by_name(model: ir.Model) -> dict[str, ir.DataType]:
     """Return the dtypes of the main graph's results, declared, by ONNX's inference, or by the operators, if known.
 
-    Further results of an operator, such as a mask, have no dtype by the operator: it may be another one.
+    Further results of an operator, such as a mask, have no dtype by the operator, since it may differ.
     """
     known: dict[str, ir.DataType] = {}
     results = [value for node in model.graph for value in node.outputs]
@@ -108,10 +108,10 @@ def dtypes_by_name(model: ir.Model) -> dict[str, ir.DataType]:
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:
-    """Return the dtype of a floating-point value: its own, or that of the data it is computed from.
+    """Return the dtype of a floating-point value: its own, or that of its operands.
 
     Raises:
-        UnsupportedModelError: the model does not say, and it cannot be told from the operators.
+        UnsupportedModelError: neither the model nor the operators determine the dtype.
     """
     for current in reach([value], _of_the_same_dtype):
         dtype = own_dtype(current)
@@ -123,10 +123,10 @@ def dtype_of(value: ir.Value) -> ir.DataType:
 
 
 def dtypes_of(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.DataType]:
-    """Return the dtypes of the results of some nodes, as far as they are known, in one pass.
+    """Return the known dtypes of the results of some nodes, in one pass.
 
     Args:
-        nodes: in execution order, those of bodies after the node that has them.
+        nodes: the nodes in execution order, with those of bodies after the node around them.
     """
     found: dict[ir.Value, ir.DataType] = {}
     for node in nodes:
@@ -141,13 +141,13 @@ def dtypes_of(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.DataType]:
 
 
 def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
-    """Yield the values whose dtype a value has by its operator's definition."""
+    """Yield the values with the dtype of a value, by its operator's definition."""
     node = value.producer()
     if node is None:
         return
     rule, bodies = rule_of(node), subgraphs(node)
     if bodies:
-        # A Loop's body gives its condition first.
+        # The first output of a Loop's body is its condition.
         yield bodies[0].outputs[(value.index() or 0) + (1 if node.op_type == "Loop" else 0)]
     elif rule is not None and (rule.kind not in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE) or node.op_type == "Sign"):
         indices = (1,) if node.op_type == "CastLike" else rule.operands(len(node.inputs))
@@ -155,9 +155,9 @@ def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
 
 
 def infer_results(node: ir.Node, opset: int) -> None:
-    """Give the results of a node of the default domain the types and shapes that ONNX infers from its operands.
+    """Add the types and shapes that ONNX infers to the results of a node of the default domain.
 
-    Declared types stay. They stay without where the dtype of an operand is not known.
+    Declared types are unchanged. Results get no types where the dtype of an operand is unknown.
 
     Args:
         node: the node.
@@ -185,12 +185,12 @@ def infer_results(node: ir.Node, opset: int) -> None:
 
 
 def complete_results(node: ir.Node, opset: int) -> None:
-    """Give the results of a node the types and shapes that its operands tell, where they lack these.
+    """Add missing types and shapes to the results of a node, from its operands.
 
-    Types beyond inference are unchanged.
+    Results beyond inference are unchanged.
 
     Args:
-        node: a node of any domain; those with bodies are passed over.
+        node: a node of any domain; a node with bodies is left unchanged.
         opset: the version of the default domain.
     """
     if all(value.dtype is not None and value.shape is not None for value in node.outputs) or subgraphs(node):
@@ -211,7 +211,7 @@ def complete_results(node: ir.Node, opset: int) -> None:
 
 
 def measured_by(shape: ir.Value) -> ir.Value | None:
-    """Return the value whose whole shape a vector is; None for other vectors.
+    """Return the value whose whole shape is in a vector; None for other vectors.
 
     ONNX Runtime's gradient builder writes the default of `start`.
     """
@@ -236,6 +236,6 @@ def _product_shape(node: ir.Node) -> ir.Shape | None:
     if min(len(first), len(second)) < 2:
         return None
     batch = max(first[:-2], second[:-2], key=len)
-    # Axes that are broadcast are left open.
+    # Broadcast axes remain unknown.
     is_plain = first[:-2] == second[:-2] or not (first[:-2] and second[:-2])
     return ir.Shape([*(batch if is_plain else [None] * len(batch)), first[-2], second[-1]])

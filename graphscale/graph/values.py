@@ -1,4 +1,4 @@
-"""Small questions about single values and nodes that every part of the analysis asks."""
+"""Small properties of single values and nodes, for all parts of the analysis."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ __all__ = [
     "values_by_name",
 ]
 
-# A constant is read to see whether it is all zeros only where a gradient is added to it; a weight shows a nonzero
-# number among the first few, so that no weight is ever read whole.
+# A search for zeros reads only constants in sums with gradients. A weight has a nonzero number among the first few, so
+# that no weight is ever read completely.
 _PROBE = 1024
 
 
 class Use(NamedTuple):
-    """One reader of a value: a node, and the index of its input. Equal to what `ir.Value.uses()` gives."""
+    """A reader of a value: a node, and the index of its input; equal to an item of `ir.Value.uses()`."""
 
     node: ir.Node
     idx: int
@@ -98,13 +98,13 @@ _FLOATING = frozenset(dtype for dtype in ir.DataType if dtype.is_floating_point(
 
 
 def is_float(value: ir.Value) -> bool:
-    """Return whether the value's dtype is a floating-point type; unknown dtypes count as one."""
+    """Return whether the value's dtype is a floating-point type; an unknown dtype counts as one."""
     dtype = own_dtype(value)
     return dtype is None or dtype in _FLOATING
 
 
 def own_dtype(value: ir.Value) -> ir.DataType | None:
-    """Return the dtype that a value, its tensor or the attributes of its node declare."""
+    """Return the declared dtype of a value, from the value, its tensor or the attributes of its node."""
     if value.dtype is not None:
         return value.dtype
     if value.const_value is not None:
@@ -138,7 +138,7 @@ def is_scalar(value: ir.Value) -> bool:
     return _ONE.issuperset(value.shape.dims)
 
 
-# The operators that give a sequence or an optional value.
+# The operators with a sequence or an optional value as result.
 _CONTAINERS = ("SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceEmpty", "Optional")
 
 
@@ -152,12 +152,12 @@ def is_tensor(value: ir.Value) -> bool:
 
 
 def is_source(value: ir.Value) -> bool:
-    """Return whether a value is an input or an initializer, be it another graph's."""
+    """Return whether a value is an input or an initializer of any graph."""
     return value.producer() is None and (value.is_graph_input() or value.is_initializer())
 
 
 def rename(value: ir.Value, name: str) -> None:
-    """Rename a value, with a copy of its tensor: the caller's model shares the tensor, and its name."""
+    """Rename a value, with a copy of its tensor, since the caller's model shares the tensor and its name."""
     tensor = value.const_value
     if isinstance(tensor, ir.ExternalTensor):
         value.const_value = relocate(tensor, Path(tensor.base_dir), os.fspath(tensor.location))
@@ -176,7 +176,7 @@ _GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
 
 def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     """Return the graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
-    attributes = node.attributes.data  # the dict itself: this is asked more often than anything else
+    attributes = node.attributes.data  # the dict itself: this is the most frequent call of all
     if not attributes:
         return ()
     found: list[ir.Graph] = []
@@ -190,7 +190,7 @@ def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
 def captured_values(node: ir.Node) -> tuple[ir.Value, ...]:
     """Return the values of outer scopes that a node's subgraphs read, each once, in order.
 
-    `onnx_ir.analysis.analyze_implicit_usage` gives sets, whose order differs from run to run.
+    `onnx_ir.analysis.analyze_implicit_usage` returns sets, whose order differs from run to run.
     """
     bodies = subgraphs(node)
     if not bodies:
@@ -214,23 +214,23 @@ def contains_contraction(node: ir.Node) -> bool:
 
 
 def inputs_of(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Return a node's inputs without those that are left out."""
+    """Return a node's inputs without omitted ones."""
     inputs: Sequence[Any] = node.inputs
     return tuple(value for value in inputs if value is not None) if None in inputs else tuple(inputs)
 
 
 def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Return the values that a node reads: its inputs, and the captures of its subgraphs."""
+    """Return the operands of a node: its inputs, and the captures of its subgraphs."""
     return (*inputs_of(node), *captured_values(node)) if subgraphs(node) else inputs_of(node)
 
 
 def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
-    """Return the owner of each graph nested in the nodes of a main graph: the one of these nodes that holds it."""
+    """Map each graph nested in the nodes of a main graph to the node around it."""
     return {graph: node for node in nodes for body in subgraphs(node) for graph in (body, *body.subgraphs())}
 
 
 def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:
-    """Return the node of the main graph that holds a node in its subgraphs, or the node itself; see `main_nodes`."""
+    """Return the node of the main graph around a node, or the node itself; see `main_nodes`."""
     return owners.get(node.graph, node) if isinstance(node.graph, ir.Graph) else node
 
 
@@ -254,14 +254,14 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant_number(value: ir.Value | None, *, initial: bool = False) -> float | None:
-    """Return the number that a constant of one element, or with `initial` an initial value, holds, None for others."""
+    """Return the number in a constant of one element, or with `initial` in an initial value; else None."""
     tensor = value.const_value if initial and value is not None else constant_tensor(value)
     is_number = tensor is not None and tensor.size == 1 and tensor.dtype is not ir.DataType.STRING
     return float(tensor.numpy().flat[0]) if tensor is not None and is_number else None
 
 
 def loop_start(value: ir.Value) -> ir.Value | None:
-    """Return the value that an output of a Loop begins with, None for others."""
+    """Return the first value of a Loop's output, None for other values."""
     node = value.producer()
     first = 2 + (value.index() or 0)
     is_loop = node is not None and node.op_type == "Loop" and not node.domain
@@ -269,18 +269,18 @@ def loop_start(value: ir.Value) -> ir.Value | None:
 
 
 def cannot_fail(node: ir.Node) -> bool:
-    """Return whether a node gives a result for all inputs of their known types and shapes."""
+    """Return whether a node has a result for all inputs of the known types and shapes."""
     if has_trait(node, Trait.TOTAL_BY_AXES):
         axes = node.inputs[1] if len(node.inputs) > 1 else None
         return axes is None or constant_tensor(axes) is not None
     dtype = next((value.dtype for value in node.inputs if value is not None), None)
     if dtype is not None and (dtype is ir.DataType.STRING or (node.op_type == "Div" and dtype.is_integer())):
-        return False  # text that is no number, a division by zero
+        return False  # a text without a number, a division by zero
     return has_trait(node, Trait.TOTAL) or (has_trait(node, Trait.TOTAL_BY_SHAPES) and _shapes_agree(node))
 
 
 def _shapes_agree(node: ir.Node) -> bool:
-    """Return whether the shapes of operands are known to agree; feeds may differ on axes of one name."""
+    """Return whether the shapes of operands certainly agree; feeds may differ on axes with the same name."""
     shapes = [value.shape for value in node.inputs if value is not None and not is_scalar(value)]
     return len(shapes) <= 1 or all(shape is not None and shape.is_static() for shape in shapes)
 
@@ -298,9 +298,9 @@ def is_known_zero(
     Args:
         value: the value.
         depth: number of nodes to go up.
-        of_finite: taking all numbers for finite; else a product with zero may be NaN.
+        of_finite: True to treat all numbers as finite; else a product with zero may be NaN.
         largest: the most elements of a constant to read; None for all.
-        known: the answers for the values above, by the depth that is left; filled in.
+        known: the answers for the values above, by the remaining depth; filled in.
     """
     if value is None:
         return False

@@ -37,14 +37,14 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-# A node stands for the common dependences of its outputs.
+# A node in place of the common dependences of its outputs.
 _Vertex = ir.Value | ir.Node
 
 
 def reach(start: Iterable[_T], step: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
-    """Yield some things and all that steps lead to from them, each once, the nearest first.
+    """Yield some things and all that steps from them reach, each once, the nearest first.
 
-    Without the order and the stack's limit, on what has no cycle:
+    Without cycles, the order, and the stack's limit:
 
         def reach(start, step):
             return {*start}.union(*(reach(step(thing), step) for thing in start))
@@ -65,7 +65,7 @@ def ancestors(
     stop: Callable[[ir.Value], bool] | None = None,
     operands: Callable[[ir.Node], Iterable[ir.Value]] = operands_of,
 ) -> set[ir.Value]:
-    """Return the values that some values depend on, themselves included.
+    """Return some values and their ancestors.
 
     By recursion:
 
@@ -74,8 +74,8 @@ def ancestors(
 
     Args:
         values: the values to start from.
-        stop: the values not to go up from; None for none.
-        operands: the values that a node depends on: its inputs and its subgraphs' captures by default.
+        stop: the values to stop at; None for none.
+        operands: the operands of a node: its inputs and its subgraphs' captures by default.
     """
 
     def above(value: ir.Value) -> Iterable[ir.Value]:
@@ -86,12 +86,12 @@ def ancestors(
 
 
 def follows_from_numbers(value: ir.Value) -> bool:
-    """Return whether a value depends on no graph input but numbers, as a rate by a schedule does."""
+    """Return whether a value depends on no graph input but numbers, such as a rate by a schedule."""
     return all(is_scalar(each) for each in ancestors([value]) if each.is_graph_input())
 
 
 def nodes_above(*values: ir.Value) -> set[ir.Node]:
-    """Return the nodes that some values depend on."""
+    """Return the nodes above some values."""
     return producers_of(ancestors(values))
 
 
@@ -107,7 +107,7 @@ def descendants(
     operands: Callable[[ir.Node], Iterable[ir.Value]] = operands_of,
     results: Callable[[ir.Node], Iterable[ir.Value]] | None = None,
 ) -> set[ir.Value]:
-    """Return the values that depend on some values, themselves included.
+    """Return some values and their descendants.
 
     By recursion:
 
@@ -117,8 +117,8 @@ def descendants(
     Args:
         nodes: the nodes to go through, in topological order.
         values: the values to start from.
-        operands: the values that a node depends on: its inputs and its subgraphs' captures by default.
-        results: the values of a node that depend on its operands; None for all its outputs.
+        operands: the operands of a node: its inputs and its subgraphs' captures by default.
+        results: the outputs of a node that depend on its operands; None for all.
     """
     found = set(values)
     for node in nodes:
@@ -132,7 +132,7 @@ def source_of(value: ir.Value, operand: Callable[[ir.Node], ir.Value | None]) ->
 
     Args:
         value: the value at its bottom.
-        operand: the operand of a node that the chain continues with; None for a node that is no part of it.
+        operand: the next operand of the chain at a node; None for a node outside the chain.
     """
     while (node := value.producer()) is not None and (above := operand(node)) is not None:
         value = above
@@ -140,7 +140,7 @@ def source_of(value: ir.Value, operand: Callable[[ir.Node], ir.Value | None]) ->
 
 
 def source_by_trait(value: ir.Value, traits: Trait) -> ir.Value:
-    """Return the value at the top of a chain of first operands of nodes whose operators have one of some traits."""
+    """Return the value at the top of a chain of first operands of operators with one of some traits."""
     return source_of(value, lambda node: node.inputs[0] if has_trait(node, traits) and node.inputs else None)
 
 
@@ -152,10 +152,10 @@ def check_order(
     Args:
         graph: the main graph.
         name: name of the graph in messages.
-        operands: the values that a node reads.
+        operands: the operands of a node.
 
     Raises:
-        ModelFileError: with the first value that nothing computes, or that comes too late.
+        ModelFileError: a value is never computed, or too late; the message names the first.
     """
     bodies = [body for node in graph.all_nodes() for body in subgraphs(node)]
     for value in (value for each in (graph, *bodies) for value in each.outputs):
@@ -174,13 +174,13 @@ def check_order(
 
 
 def restore_order(graph: ir.Graph) -> None:
-    """Sort a graph if a node in it stands before what it reads; the look costs a tenth of sorting."""
+    """Sort a graph if a node stands before an operand; the check costs a tenth of sorting."""
     if _early_read(graph, operands_of) is not None:
         graph.sort()
 
 
 def _early_read(graph: ir.Graph, operands: Callable[[ir.Node], Iterable[ir.Value]]) -> tuple[ir.Node, ir.Value] | None:
-    """Return the first node that reads a value which is not computed before it, with the value."""
+    """Return the first node with an operand that is computed later, and the operand."""
     known = {*graph.inputs, *graph.initializers.values()}
     for node in graph:
         values = operands(node)
@@ -193,11 +193,11 @@ def _early_read(graph: ir.Graph, operands: Callable[[ir.Node], Iterable[ir.Value
 
 
 def depends_on(value: ir.Value, source: ir.Value, graph: ir.Graph) -> bool:
-    """Return whether one value of a main graph depends on another one.
+    """Return whether one value of a main graph depends on another.
 
-    Of a node with subgraphs, one output may depend on less than the node reads: on the values that its branches compute
-    this output from; in a Loop or Scan, on those that the body computes it from in any round, and on the number of
-    rounds. The length of what is scanned counts as no dependence, as all shapes.
+    An output of a node with subgraphs may depend on only some of its operands: those from which its branches compute
+    this output; in a Loop or Scan, those from which the body computes it in any round, and the number of rounds. The
+    length of a scanned value is no dependence, like all shapes.
     """
     start: list[_Vertex] = [value]
     return source in reach(start, _Flow(graph.all_nodes()).above)
@@ -223,10 +223,10 @@ def outputs_reached(node: ir.Node, values: Container[ir.Value]) -> set[ir.Value]
 
 
 class _Flow:
-    """The dependences between values, those inside of bodies among them.
+    """The dependences between values, bodies included.
 
     Args:
-        nodes: the nodes, those in bodies among them.
+        nodes: the nodes, bodies included.
     """
 
     def __init__(self, nodes: Iterable[ir.Node]) -> None:
@@ -236,7 +236,7 @@ class _Flow:
                 self._enter(node)
 
     def _enter(self, node: ir.Node) -> None:
-        """Learn the sources of the inputs of a body: operands of the node, and results of the round before."""
+        """Record the sources of the inputs of a body: operands of the node, and results of the last round."""
         body, (first, count, ahead) = subgraphs(node)[0], carried_by(node)
         for value, given in zip(body.inputs, node.inputs, strict=False):
             self._entering[value] = [] if given is None else [given]
@@ -252,10 +252,10 @@ class _Flow:
 
 
 def carried_by(node: ir.Node) -> tuple[int, int, int]:
-    """Return the index of the first input that a body carries, how many it carries, and the index of its first output.
+    """Return the index of a body's first carried input, their number, and the index of the first carried output.
 
-    A Loop's body gives whether it goes on before all else, and is given the round and this flag; the node, the number
-    of rounds and a flag.
+    The first output of a Loop's body is its condition, and its first inputs are the round and this condition; the first
+    inputs of the node are the number of rounds and a condition.
     """
     first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
     scanned = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
@@ -275,12 +275,12 @@ def _shared(node: ir.Node) -> Iterable[ir.Value]:
 
 
 def _own(node: ir.Node, index: int) -> Iterator[ir.Value]:
-    """Yield the direct dependences of one output beside the common ones."""
+    """Yield the direct dependences of one output, without the common ones."""
     operator = op_name(node)
     for body in subgraphs(node):
         if operator == "If":
             yield body.outputs[index]
         elif operator in ("Loop", "Scan"):
             first, count, ahead = carried_by(node)
-            # Without a round, a carried value stays as it comes.
+            # Without a round, a carried value is unchanged.
             yield body.inputs[first + index] if index < count else body.outputs[ahead + index]

@@ -1,1 +1,1 @@
-"""Lowering, one pass a file: a scaled step as one runtime runs it fastest. It stays the same step, bit for bit."""
+"""Lowering, one pass per file: the form of a scaled step that one runtime runs fastest, with the same bits."""

@@ -1,6 +1,6 @@
-"""bound-accumulation: know that accumulated gradients are finite without reading them, and unscale their cotangents.
+"""bound-accumulation: prove accumulated gradients finite without reading them, and unscale their cotangents.
 
-This is bound-gradients for the training model of an artifact folder, whose gradients are added to buffers.
+This pass is bound-gradients for the training model of an artifact folder, which adds gradients to buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["BoundAccumulation"]
 
 
 class BoundAccumulation(LoweringPass):
-    """Test gradients by the bounds of the operands that they come from, where a window of gradients begins.
+    """Test gradients by bounds of their operands, at the beginning of a window of gradients.
 
     Before: `dw = Div(MatMul(x, dy), scale); flag, sum = InPlaceAccumulatorV2(buffer, dw, resets); probe = ...(sum)`
     After:  `bound = Mul(ReduceL1(x), ReduceL1(dy)); factor = Clip(ThresholdedRelu <1e36> (bound), 1 / scale, 1)`
@@ -32,7 +32,7 @@ class BoundAccumulation(LoweringPass):
             `                                  flag, sum = InPlaceAccumulatorV2(buffer, dw, resets);`
             `                                  flag, ...(sum)> (fits)> (And(fits, resets))`
 
-    A buffer that holds gradients of the window already is read: sums of finite gradients may overflow.
+    A buffer with earlier gradients of the window is read: sums of finite gradients may overflow.
     """
 
     name = "bound-accumulation"
@@ -64,7 +64,7 @@ class BoundAccumulation(LoweringPass):
         return True
 
     def _find(self, division: ir.Node, total: ir.Node, scaled: set[ir.Value]) -> GradientTest | None:
-        """Return the test of an unscaled gradient that a buffer alone gets, if early unscaling pays; None otherwise."""
+        """Return the test of an unscaled gradient that only a buffer reads, if early unscaling pays; else None."""
         uses = uses_of(division.outputs[0])
         if len(uses) != 1 or uses[0].node.op_type != "InPlaceAccumulatorV2" or division.outputs[0].is_graph_output():
             return None
@@ -77,10 +77,10 @@ class BoundAccumulation(LoweringPass):
 
 
 def _unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, bound: ir.Value) -> ir.Value:
-    """Multiply the cotangent of a product by a factor, and return this: `inverse` if its bound fits, otherwise 1.
+    """Multiply the cotangent of a product by a factor, and return the factor: `inverse` if its bound fits, else 1.
 
-    A bound that is NaN comes from zeros times a sum that has overflowed, and the gradient is 0 then, in any order of
-    summation; or from an operand that is not finite, and neither is the gradient then. So NaN counts for 0.
+    A bound of NaN has two causes: zeros times a sum that has overflowed, where the gradient is 0 in any order of
+    summation; or a non-finite operand, where the gradient is not finite either. So NaN counts as 0.
     """
     excess = make.op("ThresholdedRelu", [bound], alpha=SAFE)
     factor = make.op("Clip", [excess, inverse, make.constant("one")])
@@ -90,7 +90,7 @@ def _unscale_early(make: ScalarBuilder, product: Product, inverse: ir.Value, bou
 
 
 def _accumulate(make: ScalarBuilder, test: GradientTest, fits: ir.Value, rest: ir.Value) -> None:
-    """Add a gradient to its buffer in the branches of an If: unscaled already or divided, tested or not."""
+    """Add a gradient to its buffer in the branches of an If: unscaled early or divided, tested or not."""
     editor, division = make.editor, test.division
     node = uses_of(division.outputs[0])[0].node
     raw, resets = operand_at(Use(division, 0)), operand_at(Use(node, 2))
@@ -116,7 +116,7 @@ def _accumulate(make: ScalarBuilder, test: GradientTest, fits: ir.Value, rest: i
 
 
 def _copy_undivided(make: ScalarBuilder, body: ir.Graph, raw: ir.Value) -> ir.Graph:
-    """Copy a body that divides a gradient first, without the division."""
+    """Copy a body that begins with the division of a gradient, without the division."""
     copy = body.clone(allow_outer_scope_values=True)
     division = copy[0]
     replace_reads(division.outputs[0], raw, uses_of(division.outputs[0]))

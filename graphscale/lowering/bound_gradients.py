@@ -1,4 +1,4 @@
-"""bound-gradients: know that gradients are finite without reading them, and unscale them where that costs nothing.
+"""bound-gradients: prove gradients finite without reading them, and unscale them at no cost.
 
 Where the scale is a power of two, dy or the learning rate can be divided by it instead of dw. Without an overflow the
 results are the same, bit for bit, unless a number is subnormal on the way. Otherwise dw is divided.
@@ -28,7 +28,7 @@ __all__ = ["BoundGradients"]
 
 
 class BoundGradients(LoweringPass):
-    """Test gradients by the bounds of the operands that they come from, before they are formed.
+    """Test gradients by bounds of their operands, before they are computed.
 
     Before: `dw = Div(MatMul(x, dy), scale); finite = ...(dw)`
             `w.next = If <then: f(dw); else: w> (finite)`
@@ -38,9 +38,9 @@ class BoundGradients(LoweringPass):
             `                           ok, If <then: f(dw); else: w> (ok)> (fits)`
 
     Values for the branches alone are computed there: a gradient is still in the caches when the update reads it. A
-    table stays outside, for an index could fail: `ScatterND(zeros, indices, Mul(rows, Where(fits, 1 / scale, 1)))`.
+    table stays outside, since an index could fail: `ScatterND(zeros, indices, Mul(rows, Where(fits, 1 / scale, 1)))`.
 
-    If the branch multiplies the gradient by a scalar, and does nothing else with it:
+    If the branch only multiplies the gradient by a scalar:
     Before: `dw = Div(MatMul(x, dy), scale); w.next = If <then: Sub(w, Mul(dw, rate)); else: w> (finite)`
     After:  `part = Mul(rate, 1 / scale); w.next = If <then: Sub(w, Mul(MatMul(x, dy), part)); ...`
 
@@ -97,7 +97,7 @@ class BoundGradients(LoweringPass):
         return True
 
     def _plan_tests(self, step: ScaledStep, scale: ir.Value, update: ir.Node, total: ir.Node) -> list[GradientTest]:
-        """Plan tests of large gradients; those that the update alone reads may be unscaled early."""
+        """Plan tests of large gradients; a gradient for the update alone may be unscaled early."""
         scaled, exact = find_scaled(step.graph, scale), has_powers_of_two(step.policy)
         then, tests = update.attributes["then_branch"].as_graph(), []
         for division in filter(UnscaleGradients.inserted, step.graph):
@@ -116,7 +116,7 @@ class BoundGradients(LoweringPass):
 def _make_exact_branch(
     main: ScalarBuilder, step: ScaledStep, tests: list[GradientTest], moved: list[ir.Node], update: ir.Node
 ) -> ir.Graph:
-    """Make the branch that tests the gradients themselves; it begins with copies of the nodes that have moved."""
+    """Make the branch that tests the gradients themselves, from copies of the moved nodes on."""
     then, keep = (update.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
     apply = then.clone(allow_outer_scope_values=True)
     main.rename(apply)

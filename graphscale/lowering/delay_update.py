@@ -17,7 +17,7 @@ _MOST_WAITS = 64  # nodes to wait for one by one
 
 
 class DelayUpdate(LoweringPass):
-    """Delay the decision whether the step is applied until all nodes that can fail have run: those of the loss, say.
+    """Delay the decision on the step until all nodes that can fail, such as those of the loss, have run.
 
     Before: `w.next = Where(all_finite, w.new, w)`
     After:  `seen = IsNaN(loss); never = And(seen, Not(seen)); last = Or(all_finite, never)`
@@ -32,7 +32,7 @@ class DelayUpdate(LoweringPass):
         graph, decision, loss = step.graph, step.decision, step.loss
         assert decision is not None
         late = _find_late(graph, decision)
-        # A flag of one axis or more would give that axis to all states.
+        # A flag with axes would add them to all states.
         is_fit = loss is not None and loss.shape is not None and not loss.shape.dims
         values = [loss] if loss is not None and is_fit and late & nodes_above(loss) else []
         remaining = late.difference(*(nodes_above(value) for value in values))
@@ -50,13 +50,13 @@ class DelayUpdate(LoweringPass):
 
 
 def _find_late(graph: ir.Graph, decision: ir.Value) -> set[ir.Node]:
-    """Return the nodes that can fail and are neither before nor after the decision."""
+    """Return the nodes that can fail, neither before nor after the decision."""
     after = descendants(graph, [decision])
     aside = set(graph) - nodes_above(decision) - producers_of(after - {decision})
     return {node for node in aside if not is_inserted(node) and not cannot_fail(node)}
 
 
 def _find_last(graph: ir.Graph, nodes: set[ir.Node]) -> list[ir.Node]:
-    """Return those nodes that no other one of them depends on."""
+    """Return the nodes that no other one of them depends on."""
     behind = nodes_above(*(value for node in nodes for value in operands_of(node)))
     return [node for node in graph if node in nodes and node not in behind]

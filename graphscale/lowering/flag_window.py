@@ -1,6 +1,6 @@
-"""flag-window: put the flag of a window of accumulated gradients into the smallest one, for the optimizer model.
+"""flag-window: write the flag of a window of accumulated gradients into the smallest one, for the optimizer model.
 
-A training session hands an optimizer model parameters, gradients and moments, and nothing else that changes.
+The only changing inputs of an optimizer model in a training session are parameters, gradients and moments.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["FlagWindow", "can_flag"]
 
 
 class FlagWindow(LoweringPass):
-    """Overwrite the smallest gradient with NaN where an accumulated gradient is not finite: it stays so in its window.
+    """Overwrite the smallest gradient with NaN, to the end of the window, after a non-finite gradient.
 
     Before: `window_finite.next = Cast(all_finite)`
             `db.done, db.sum = InPlaceAccumulatorV2(db.buffer, db, resets)`
     After:  `window_finite.next = If <then: 1; else: Cast(Not(InPlaceAccumulatorV2(db.sum, NaN, True)))> (all_finite)`
 
-    If several gradients are as small, all of them are overwritten: their order in an optimizer model is not known.
+    If several gradients are equally small, all are overwritten: their order in an optimizer model is unknown.
     """
 
     name = "flag-window"
@@ -58,7 +58,7 @@ def can_flag(graph: ir.Graph) -> bool:
 
 
 def _find_smallest(graph: ir.Graph) -> list[ir.Node]:
-    """Find the accumulators of the smallest gradients that have elements; none where a shape is not known."""
+    """Find the accumulators of the smallest gradients with elements; none for an unknown shape."""
     nodes = [node for node in find_in_place_writes(graph) if PASS_KEY not in node.metadata_props]
     buffers = [operand_at(Use(node, 0)) for node in nodes]
     if any(value.shape is None or not value.shape.is_static() for value in buffers):
@@ -69,7 +69,7 @@ def _find_smallest(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _overwrite(build: Builder, buffers: list[ir.Value]) -> ir.Graph:
-    """Make the branch that fills buffers with NaN, and gives 0."""
+    """Make the branch that fills buffers with NaN, and returns 0."""
     nan = build.number(np.nan, ir.DataType.FLOAT)
     always = build.number([True], ir.DataType.BOOL)
     flags = list[ir.Value]()

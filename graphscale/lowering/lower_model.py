@@ -1,4 +1,4 @@
-"""Lowering of a scaled model for one runtime: the passes in their order, and the metadata that say what was done."""
+"""Lowering of a scaled model for one runtime: the passes in their order, and the record in the metadata."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from graphscale.targets import TARGETS, Target
 
 __all__ = ["ORDER", "count_lowered", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
 
-# The passes in the order in which they run, by execution provider, and for the models of a training
-# session on a CPU.
+# The passes in running order, by execution provider, and for the models of a training session on a CPU.
 ORDER: Mapping[str, tuple[type[LoweringPass], ...]] = {
     "cpu": (DelayUpdate, MultiplyFirst, MergeProbes, SelectUpdate, BoundGradients),
     "cuda": (DelayUpdate,),
@@ -40,10 +39,10 @@ ORDER: Mapping[str, tuple[type[LoweringPass], ...]] = {
 
 
 def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTION) -> None:
-    """Lower the graph of a scaled model in place, for one execution provider; shapes that gradients lack are inferred.
+    """Lower the graph of a scaled model in place, for one execution provider, with missing shapes inferred.
 
     Raises:
-        ModelFileError: it carries no loss scale, or its metadata are damaged.
+        ModelFileError: the model carries no loss scale, or its metadata are damaged.
     """
     report_stage("lowering the step")
     if ScaledStep.of(model).decision is not None:
@@ -52,15 +51,15 @@ def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTI
 
 
 def lower_model(model: ir.Model, target: Target) -> Report:
-    """Lower a scaled model in place, with its metadata, and return its report; `plain_form` gives back what it was.
+    """Lower a scaled model in place, with its metadata, and return its report; `plain_form` undoes it.
 
     Args:
         model: a model that was scaled for the target `target.plain`; or the training model or the optimizer model of a
-            folder that was scaled for this one.
+            folder that was scaled for `target`.
         target: the target.
 
     Raises:
-        ModelFileError: its metadata are damaged.
+        ModelFileError: the metadata of the model are damaged.
     """
     provider = "cpu" if target.plain else "training"
     stamp = read_stamp(model, "the model")
@@ -94,7 +93,7 @@ def find_states_in_place(model: ir.Model, state: Mapping[str, str]) -> set[str]:
 
 
 def is_lowered(model: ir.Model) -> bool:
-    """Return whether a model is a scaled one that was lowered."""
+    """Return whether a model is scaled and lowered."""
     target = TARGETS.get(model.metadata_props.get("graphscale.target", ""))
     if not is_scaled(model) or target is None:
         return False
@@ -102,10 +101,10 @@ def is_lowered(model: ir.Model) -> bool:
 
 
 def plain_form(model: ir.Model, name: str) -> ir.Model:
-    """Return a scaled model as it was before it was lowered, with the initial values that it has now.
+    """Return a lowered model's form before lowering, with the present initial values.
 
     Args:
-        model: any model; one that was not lowered is returned itself.
+        model: any model; a model that is not lowered is returned itself.
         name: its name for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The passes that lower a scaled step, and the values of the step that they work on."""
+"""The base class of passes that lower a scaled step, and the values of the step for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphscale.policy.loss_scale import LossScale, get
 
 __all__ = ["LoweringPass", "ScaledStep", "is_inserted"]
 
-# The name of the pass whose last node is the decision, from then on.
+# The name of the pass whose last node becomes the decision.
 _WAITING = "delay-update"
 
 
@@ -32,8 +32,8 @@ class ScaledStep:
         policy: its loss scale.
         loss: the loss; None in a half of a split step.
         scale: the loss scale, where it is an input.
-        decision: whether the step is applied, once the nodes have run that it waits for; None where every step is. Of a
-            window of accumulated gradients: whether they are all finite so far.
+        decision: the value that decides whether the step is applied, behind the nodes that it waits for; None where
+            every step is. In a window of accumulated gradients: whether all are finite so far.
         states: the next values of the carried state.
     """
 
@@ -49,7 +49,7 @@ class ScaledStep:
         """Read a scaled model.
 
         Raises:
-            ModelFileError: it carries no loss scale, or its metadata are damaged.
+            ModelFileError: the model carries no loss scale, or its metadata are damaged.
         """
         stamp, graph = read_stamp(model, "the model"), model.graph
         values, results = values_by_name(graph), {value.name: value for value in graph.outputs}
@@ -81,7 +81,7 @@ def _find_decision(stamp: Stamp, graph: ir.Graph, values: dict[str, ir.Value]) -
 
 
 def is_inserted(node: ir.Node) -> bool:
-    """Return whether graphscale inserted a node, which does not fail; nodes that it moved into a branch may."""
+    """Return whether graphscale inserted a node; such a node never fails, unlike nodes moved into a branch."""
     if PASS_KEY not in node.metadata_props:
         return False
     return all(is_inserted(inner) or cannot_fail(inner) for body in subgraphs(node) for inner in body)
@@ -89,11 +89,11 @@ def is_inserted(node: ir.Node) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LoweringPass(GraphPass):
-    """A pass over a scaled step, which stays the same step.
+    """A pass over a scaled step, with the same results afterwards.
 
     Attributes:
         thresholds: the sizes from which a rewrite pays.
-        relies_on: the premises under which all bits stay the same, for people.
+        relies_on: the premises for equal bits, for readers.
     """
 
     relies_on: ClassVar[str]
@@ -113,7 +113,7 @@ class LoweringPass(GraphPass):
 
 
 def _drop_unused(graph: ir.Graph) -> None:
-    """Take out inserted constants that nothing reads any more: ONNX Runtime would warn of each."""
+    """Remove inserted constants without readers: ONNX Runtime would warn of each."""
     for name, value in list(graph.initializers.items()):
         is_read = value.uses() or value.is_graph_output()
         if name.startswith("graphscale/") and not is_read and not value.is_graph_input():

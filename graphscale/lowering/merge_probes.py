@@ -1,7 +1,7 @@
-"""merge-probes: read large gradients once for the finite check, write nothing, and let small ones share a probe.
+"""merge-probes: read large gradients once for the finite check, without writes, and merge the probes of small ones.
 
-0 * x is 0 for a finite x and NaN otherwise, and so is the sum of all 0 * x, in any order of summation: a
-product of matrices with zeros forms it without writing the products down.
+0 * x is 0 for a finite x and NaN otherwise, and so is the sum of all 0 * x, in any order of summation: a product of
+matrices with zeros computes this sum without storing the products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphscale.passes import CheckFinite
 
 __all__ = ["MergeProbes"]
 
-_COLUMNS = 2**10  # at most, of the matrix that a gradient of another rank is reshaped to
+_COLUMNS = 2**10  # limit for the matrix of a gradient with another rank
 
 
 class MergeProbes(LoweringPass):
@@ -35,7 +35,7 @@ class MergeProbes(LoweringPass):
 
     def lower(self, step: ScaledStep) -> bool:
         editor = Editor(step.graph)
-        small: dict[ir.Node, list[tuple[ir.Node, ir.Node]]] = {}  # by the sum of all probes of a check
+        small: dict[ir.Node, list[tuple[ir.Node, ir.Node]]] = {}  # probes by the sum of all probes of a check
         is_changed = False
         for product in tuple(step.graph):
             total = _find_total(product)
@@ -57,7 +57,7 @@ def _gradient(product: ir.Node) -> ir.Value:
 
 
 def _find_total(product: ir.Node) -> ir.Node | None:
-    """Return the sum of a product with zero that the finite check has put into the graph."""
+    """Return the sum of a product with zero that the finite check has inserted."""
     if not CheckFinite.inserted(product) or product.op_type != "Mul":
         return None
     shape, uses = _gradient(product).shape, uses_of(product.outputs[0])
@@ -68,7 +68,7 @@ def _find_total(product: ir.Node) -> ir.Node | None:
 
 
 def _only_sum(total: ir.Node) -> ir.Node | None:
-    """Return the sum of all probes, if nothing else reads a probe: telemetry may read it, too."""
+    """Return the sum of all probes, if it is a probe's only reader: telemetry may be another."""
     uses = uses_of(total.outputs[0])
     is_only = len(uses) == 1 and uses[0].node.op_type == "Sum" and CheckFinite.inserted(uses[0].node)
     return uses[0].node if is_only else None

@@ -1,7 +1,7 @@
-"""multiply-first: multiply a gradient before it is unscaled, where ONNX Runtime fuses that with its product.
+"""multiply-first: multiply a gradient before its unscaling, where ONNX Runtime fuses the factor with its product.
 
-This is exact where the scale is a power of two. A state may be loaded whose scale is none: then the quotients are
-rounded once more, as the products with that scale are.
+The exchange is exact if the scale is a power of two. For another scale, loaded with a state, the quotients are rounded
+once more, like the products with that scale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["MultiplyFirst", "has_powers_of_two", "is_number_up_to_one"]
 
 
 def has_powers_of_two(policy: LossScale | None) -> bool:
-    """Return whether a loss scale adjusts itself, and is always a power of two, unless another one is loaded."""
+    """Return whether a loss scale is dynamic, and always a power of two, unless another one is loaded."""
     if not isinstance(policy, DynamicLossScale):
         return False
     rule = policy.rule
@@ -38,8 +38,8 @@ class MultiplyFirst(LoweringPass):
 
     The first two are one kernel then. The step is tested for finiteness: for a scale of at least 1 and a number
     of at most 1 it is finite if and only if the gradient is. The step is the same, bit for bit, unless the gradient or
-    the step is a subnormal number. Where a scale below 1 was loaded, though the policy never goes there, a gradient
-    that overflows as it is divided goes unnoticed if the step is finite.
+    the step is a subnormal number. With a loaded scale below 1, which the policy never reaches, a gradient that
+    overflows in the division goes unnoticed if the step is finite.
     """
 
     name = "multiply-first"
@@ -62,7 +62,7 @@ class MultiplyFirst(LoweringPass):
 
 
 def _find_only_factor(division: ir.Node) -> Use | None:
-    """Return the place where an unscaled gradient is multiplied by a number, if only the finite check reads it, too."""
+    """Return the only place outside of the finite check where an unscaled gradient is multiplied by a number."""
     if not UnscaleGradients.inserted(division) or division.op_type != "Div":
         return None
     gradient = division.outputs[0]
@@ -82,6 +82,6 @@ def _find_only_factor(division: ir.Node) -> Use | None:
 
 
 def is_number_up_to_one(value: ir.Value | None) -> bool:
-    """Return whether a value is a constant number, not 0, and from -1 to 1."""
+    """Return whether a value is a constant number from -1 to 1, but not 0."""
     number = constant_number(value)
     return number is not None and 0 < abs(number) <= 1

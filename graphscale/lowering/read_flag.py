@@ -1,4 +1,4 @@
-"""read-flag: let an optimizer model read the flag of a window, not all gradients; flag-window has put it into one."""
+"""read-flag: make an optimizer model read the flag of a window, written by flag-window, instead of all gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REAL, _WHOLE, _FLAG = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 
 class ReadFlag(LoweringPass):
-    """Test the smallest gradient that has elements, the flag of the window, in the place of all gradients.
+    """Test the smallest gradient with elements, the flag of the window, instead of all gradients.
 
     Before: `g = SequenceAt(gradients, 0); h = SequenceAt(gradients, 1)`
             `all_finite = Not(IsNaN(Sum(ReduceSum(Mul(g, 0)), ReduceSum(Mul(h, 0)))))`
@@ -28,8 +28,8 @@ class ReadFlag(LoweringPass):
             `            else: flag_position> (flag_position < 0)`, written to `flag_position`, -1 at first
             `flag = SequenceAt(gradients, found); all_finite = Not(IsNaN(Sum(ReduceSum(Mul(flag, 0)))))`
 
-    The order of gradients differs from session to session, so that the first step of each looks for the smallest. To
-    look at one is to copy it.
+    The order of gradients differs from session to session, so that the first step of each session searches the
+    smallest. A test of a gradient copies it.
     """
 
     name = "read-flag"
@@ -54,7 +54,7 @@ class ReadFlag(LoweringPass):
         return True
 
     def _find_flag(self, editor: Editor, elements: Sequence[ir.Node]) -> ir.Value:
-        """Add the smallest gradient; the graph keeps its position from the first step on."""
+        """Add the smallest gradient, whose position the graph keeps from the first step on."""
         build = self.builder(editor, shape=(), dtype=_REAL)
         sequence = operand_at(Use(elements[0], 0))
         state = editor.state("flag_position", np.asarray(-1, dtype=np.float32))
@@ -62,7 +62,7 @@ class ReadFlag(LoweringPass):
         unknown = build.op("Less", [state, zero], name="flag_unknown", dtype=_FLAG)
         editor.graph.remove(elements)
         search, keep = build.within(f"{self.name}.search", elements), build.within(f"{self.name}.keep")
-        # Sum of one operand copies; Identity would share the buffer that is written to.
+        # Sum of one operand copies; Identity would share the written buffer.
         branches = {
             "then_branch": search.closed([_find_smallest(search, [node.outputs[0] for node in elements])]),
             "else_branch": keep.closed([keep.op("Sum", [state])]),
@@ -75,7 +75,7 @@ class ReadFlag(LoweringPass):
 
 
 def _find_smallest(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
-    """Add the position of the first of the smallest gradients that have elements, a float32 scalar."""
+    """Add the position of the first of the smallest gradients with elements, a float32 scalar."""
     count = [len(gradients)]
     build = dataclasses.replace(build, dtype=_WHOLE, shape=count)
     one = build.number([1], _WHOLE)

@@ -1,7 +1,7 @@
 """select-update: one branch for the whole update of the state, instead of a guard for each state.
 
-ONNX Runtime's `Where` goes over its operands three times on a CPU. An `If` computes the next values where they belong,
-or leaves the old ones.
+ONNX Runtime's `Where` reads and writes its operands three times on a CPU. An `If` computes the next values in place, or
+leaves the old ones.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["SelectUpdate", "find_private_nodes"]
 
 
 class SelectUpdate(LoweringPass):
-    """Replace the guards of all states by one `If` that computes the next values, or hands on the present ones.
+    """Replace the guards of all states by one `If` that computes the next values, or returns the present ones.
 
     Before: `w.new = Sub(w, step); w.next = Where(all_finite, w.new, w); m.next = Where(all_finite, m.new, m)`
     After:  `w.next, m.next = If <then: Sub(w, step), Identity(m.new); else: Identity(w), Identity(m)> (all_finite)`
 
-    The optimizer, which leads to next values alone, goes into the branch. A state that is handed on, not computed,
-    keeps its guard: the branches must not read what they write. From some elements of all states on, the If pays.
+    The branch contains the optimizer, which only computes next values. A next value that is not computed there keeps
+    its guard, since the branches must not read their own outputs. The If pays above a number of elements of all states.
     """
 
     name = "select-update"
@@ -69,7 +69,7 @@ def _is_guard(node: ir.Node, decision: ir.Value) -> bool:
 
 
 def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]:
-    """Return the nodes whose results only the guards need, for new values; in execution order."""
+    """Return the nodes with results only for the guards' new values, in execution order."""
     guarding = set(guards)
 
     def may_move(node: ir.Node) -> bool:
@@ -81,10 +81,10 @@ def _find_optimizer(graph: ir.Graph, guards: Iterable[ir.Node]) -> list[ir.Node]
 def find_private_nodes(
     graph: ir.Graph, may_move: Callable[[ir.Node], bool], is_meant: Callable[[Use], bool]
 ) -> list[ir.Node]:
-    """Return the nodes that may move and whose results only some readers need; in execution order."""
+    """Return the movable nodes with results only for some readers, in execution order."""
     found: dict[ir.Node, None] = {}
     for node in reversed(list(graph)):
-        # Random numbers are drawn in every step, whether it is applied or not.
+        # Random numbers are drawn in every step, applied or not.
         if not may_move(node) or has_trait(node, Trait.RANDOM) or subgraphs(node):
             continue
         uses = [use for value in node.outputs for use in uses_of(value)]
@@ -96,7 +96,7 @@ def find_private_nodes(
 
 
 def _make_branch(build: Builder, name: str, guards: Iterable[ir.Node], side: int, nodes: Sequence[ir.Node]) -> ir.Graph:
-    """Make a branch of some nodes, whose outputs are what the guards read at an input."""
+    """Make a branch of some nodes; its outputs are the guards' operands at an input."""
     own = {value for node in nodes for value in node.outputs}
     branch, outputs = build.within(f"{build.mark}.{name}", nodes), list[ir.Value]()
     for guard in guards:

@@ -1,4 +1,4 @@
-"""The sizes of values, and those from which a rewrite of a step for a CPU pays."""
+"""The sizes of values, and the thresholds above which a rewrite of a step for a CPU pays."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from graphscale.operators import Trait
 
 __all__ = ["PRODUCTION", "VIEWS", "Thresholds", "count_elements", "same_shape", "skip_views"]
 
-# The elements of the first operand, in another order or with another sign.
+# Operators that return the elements of the first operand, in another order or with another sign.
 VIEWS = Trait.RESHAPE | Trait.PERMUTE | Trait.SIGN
 _BATCH = 64  # elements assumed for an axis of unknown size
 
 
 @dataclasses.dataclass(frozen=True)
 class Thresholds:
-    """Sizes from which each rewrite of a step pays, measured on two cores with benchmarks/step_cost.py.
+    """Sizes above which each rewrite of a step pays, measured on two cores with benchmarks/step_cost.py.
 
-    The results of a step do not depend on them, except for telling which of two equal ways computes them.
+    They choose between computations with equal results.
 
     Attributes:
-        branch_elements: elements of all states together; below, one If for all costs more than the guards it replaces.
+        branch_elements: elements of all states together; below, one If for all costs more than the guards.
         probe_elements: elements of a gradient; below, a node for its finite check costs more than the check's work.
         bound_elements: elements of a gradient; below, reading it costs less than computing its bound.
-        unbounded_passes: passes over a gradient that is divided and tested without a bound: two to read it, one to
-            write it. A bound together with early unscaling may cost at most as much memory traffic.
+        unbounded_passes: passes over a gradient that is divided and tested without a bound: two reads, one write. A
+            bound together with early unscaling may cost at most as much memory traffic.
         bound_share: operand elements per gradient element; above, a bound, which one thread computes, costs more than
             summing up the gradient by rows on all threads.
         row_sum_elements: elements of a gradient; below, one thread sums it up as fast as all threads do by rows.
@@ -58,7 +58,7 @@ def skip_views(value: ir.Value) -> ir.Value:
 
 
 def count_elements(value: ir.Value) -> int:
-    """Return the number of elements that a value has, or may have."""
+    """Return the number of a value's elements, an assumed one for unknown sizes."""
     if value.shape is None:
         return _BATCH**2
     return math.prod(axis if isinstance(axis, int) else _BATCH for axis in value.shape)

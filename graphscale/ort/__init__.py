@@ -1,1 +1,1 @@
-"""Artifact folders of ONNX Runtime training sessions, one-file steps made of them, and training operators replaced."""
+"""Artifact folders of ONNX Runtime training sessions, one-file steps from them, and their operators' standard forms."""

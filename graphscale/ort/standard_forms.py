@@ -27,7 +27,7 @@ class LoweringReport(Summary):
     """The report of `lower_training_ops`.
 
     Attributes:
-        replaced: `{operator: nodes}` of what was replaced.
+        replaced: `{operator: nodes}`, the replaced nodes.
         states: `{output: input}` of the states that these nodes wrote in place: each next value is an output.
         nodes_before: number of nodes before.
         nodes_after: number of nodes after.
@@ -52,7 +52,7 @@ class LoweringReport(Summary):
         return "operators in standard ONNX", rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON can hold it."""
+        """Return the report as values for JSON."""
         return dataclasses.asdict(self)
 
 
@@ -74,7 +74,7 @@ class LoweredModel(ModelResult):
 @name_damage
 @paused_collector()
 def lower_training_ops(model: Model) -> LoweredModel:
-    """Replace the operators that only training builds of ONNX Runtime have by standard ones.
+    """Replace the operators of ONNX Runtime's training builds by standard ones.
 
     The result runs on stock ONNX Runtime; inputs, outputs and weights keep their names. The next value of a state that
     was written in place, such as an accumulated gradient or a running mean, becomes the output `NAME.next`, to be fed

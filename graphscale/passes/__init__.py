@@ -1,7 +1,7 @@
-"""The passes, one file each. In order they turn a training graph into one complete, safe mixed-precision step.
+"""The passes, one per file. In their order, they turn a training graph into a complete, safe mixed-precision step.
 
-They are `onnx_ir` in-place passes, made for `onnx_ir.passes.Sequential`: `Sequential(*standard_passes())`. An optional
-pass, or one with other options than its defaults, is given: `standard_passes(ScaleLoss(1024), AddTelemetry())`.
+They are `onnx_ir` in-place passes for `onnx_ir.passes.Sequential`: `Sequential(*standard_passes())`. Optional passes,
+and passes with other options than the defaults, are arguments: `standard_passes(ScaleLoss(1024), AddTelemetry())`.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ __all__ = [
     "standard_passes",
 ]
 
-# All passes, in the order in which they run.
+# All passes, in running order.
 ORDER: tuple[type[GraphPass], ...] = (
     LowerOptimizers,
     Autocast,
@@ -59,12 +59,12 @@ ORDER: tuple[type[GraphPass], ...] = (
 
 
 def standard_passes(*passes: GraphPass) -> tuple[GraphPass, ...]:
-    """Return the passes of a rewrite in their order: those given, and those that are not optional."""
+    """Return the passes of a rewrite in their order: the given passes, and all that are not optional."""
     by_kind = {type(one): one for one in passes}
     return tuple(by_kind.get(kind) or kind() for kind in ORDER if kind in by_kind or not kind.optional)
 
 
 def scale_nodes(nodes: Iterable[ir.Node]) -> frozenset[ir.Node]:
-    """Return those of the nodes that give the next loss scale, or order writes."""
+    """Return the nodes that compute the next loss scale, or order writes."""
     kinds = [kind for kind in ORDER if kind.renews_scale]
     return frozenset(node for node in nodes if any(kind.inserted(node) for kind in kinds))

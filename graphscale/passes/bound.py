@@ -1,4 +1,4 @@
-"""A loss scale in graph mode, for people who build their own training graphs: the result of `LossScale.bind(graph)`."""
+"""A loss scale in graph mode, for hand-built training graphs: the result of `LossScale.bind(graph)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["BoundLossScale"]
 
 
 class BoundLossScale(GraphScale):
-    """A loss scale whose state lives in a graph: the finite check and the update rule in one call."""
+    """A loss scale with its state in a graph: the finite check and the update rule in one call."""
 
     def update(self, grads: Any) -> tuple[ir.Node | None, ir.Value | bool]:
         """Add the nodes that update the loss scale from unscaled gradients.
@@ -28,10 +28,10 @@ class BoundLossScale(GraphScale):
                 mappings in any way. None is ignored.
 
         Returns:
-            `(update_op, should_apply_gradients)`: the node that gives the new state, and a scalar bool value of the
-            graph. A fixed loss scale has nothing to update: `(None, True)`. On targets with explicit state the new
-            state is also a graph output, `current_loss_scale.next` and `good_steps.next`, to be fed back.
-            On targets that write state in place, call `order_writes` after adding further readers of the scale.
+            `(update_op, should_apply_gradients)`: the node with the new state, and a scalar bool value of the graph. A
+            fixed loss scale has nothing to update: `(None, True)`. On targets with explicit state, the new state is
+            also a graph output, `current_loss_scale.next` and `good_steps.next`, to be fed back. On targets that write
+            state in place, call `order_writes` after adding further readers of the scale.
         """
         if isinstance(self.policy, FixedLossScale):
             return None, True
@@ -47,6 +47,6 @@ class BoundLossScale(GraphScale):
         return node, applies
 
     def order_writes(self) -> bool:
-        """Make in-place writes wait for all readers of the old values; return whether any did not."""
+        """Make in-place writes wait for all readers of the old values; return whether the graph has changed."""
         self.look_for_names()
         return order_writes(self.editor.builder(OrderWrites.name))

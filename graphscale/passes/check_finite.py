@@ -21,7 +21,7 @@ class CheckFinite(RewritePass):
     On CUDA `all_finite = Not(IsNaN(ReduceSum(Sum(MatMul(zeros, Reshape(dw)), ...))))`: fewer kernels, and one read; or
     `IsAllFinite(dw, ...)` where the target has that kernel.
 
-    A fixed loss scale is not checked, as in TensorFlow, unless `skip_nonfinite` was asked for.
+    A step with a fixed loss scale is not checked, as in TensorFlow, unless `skip_nonfinite` is True.
     """
 
     name = "check-finite"

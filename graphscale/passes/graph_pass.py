@@ -1,4 +1,4 @@
-"""The facts that every pass carries, and a run of passes."""
+"""The base class of passes, and a run of passes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ __all__ = ["GraphPass", "run_passes"]
 
 
 class GraphPass(InPlacePass):
-    """A pass. Its facts are class attributes, and nothing else knows its name.
+    """A pass. Its properties are class attributes; no other module knows its name.
 
     Attributes:
         name: its name in messages and reports, and the mark of each node that it inserts.
         sign: the sign of its nodes in drawings.
-        optional: whether a rewrite runs it only where it was asked for.
-        renews_scale: whether its nodes give the next loss scale, or order writes: nothing that is a multiple of it.
+        optional: True if a rewrite runs the pass only on request.
+        renews_scale: True if its nodes compute the next loss scale, or order writes: none computes a multiple of the
+            scale.
     """
 
     name: ClassVar[str]
@@ -44,7 +45,7 @@ def run_passes(model: ir.Model, *passes: ir.passes.PassBase) -> None:
     """Run passes in order.
 
     Raises:
-        GraphscaleError: the error of a pass, out of the one that onnx_ir wraps it in.
+        GraphscaleError: the error of a pass, without onnx_ir's error around it.
     """
     try:
         for number, each in enumerate(passes):

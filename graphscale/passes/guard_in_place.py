@@ -1,4 +1,4 @@
-"""Guards of in-place writes: by accumulators, optimizers, running statistics. Used by guard-updates."""
+"""Guards of in-place writes of accumulators, optimizers and running statistics. Used by guard-updates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["copy_overwritten_input", "guard_accumulator", "guard_optimizer", "gu
 
 
 def guard_accumulator(build: Builder, node: ir.Node, applies: ir.Value) -> None:
-    """Let an accumulator add nothing on a skipped step: -0.0, since x + -0.0 is x, bit for bit."""
+    """Make an accumulator add -0.0 on a skipped step: x + -0.0 is x, bit for bit."""
     buffer, gradient = node.inputs[0], node.inputs[1]
     assert buffer is not None and gradient is not None
     build, dtype = dataclasses.replace(build, at=("before", node)), dtype_of(gradient)
@@ -50,9 +50,9 @@ def _as_vector(build: Builder, flag: ir.Value, name: str = "", shape: str = "fla
 
 
 def guard_optimizer(build: Builder, node: ir.Node, applies: ir.Value, **names: str) -> None:
-    """Tell an optimizer operator to do nothing on a skipped step; kernels may write its states in place.
+    """Stop an optimizer operator on a skipped step; kernels may write its states in place.
 
-    The names are those of the signal as a vector, `name`, and of the constant with its `shape`.
+    `name` is the name of the signal as a vector, and `shape` that of the constant with its shape.
     """
     optimizer = optimizer_of(node)
     if optimizer is None:
@@ -77,13 +77,13 @@ def _protect_states(build: Builder, node: ir.Node, optimizer: Optimizer, applies
         state = node.inputs[i] if i is not None and i < len(node.inputs) else None
         if i is None or state is None:
             continue
-        # A select of twice the same copies; Identity would share the buffer.
+        # A select between equal operands copies; Identity would share the buffer.
         copy = build.op("Where", [applies, state, state], name=f"{state.name}.copy", like=state, dtype=dtype_of(state))
         node.replace_input_with(i, copy)
 
 
 def copy_overwritten_input(build: Builder, node: ir.Node, i: int) -> None:
-    """Let the operator overwrite a copy, unless its operand has a buffer of its own."""
+    """Make the operator overwrite a copy, unless its operand has a buffer of its own."""
     state = node.inputs[i]
     if state is not None and not is_fresh(state):
         build = dataclasses.replace(build, dtype=dtype_of(state))
@@ -93,7 +93,7 @@ def copy_overwritten_input(build: Builder, node: ir.Node, i: int) -> None:
 
 
 def guard_written_input(rewrite: Rewrite, build: Builder, node: ir.Node, i: int, o: int, applies: ir.Value) -> None:
-    """Let the operator write into a copy, and write the copy back if the step is applied."""
+    """Make the operator write into a copy, and write the copy back if the step is applied."""
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
     if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
         return

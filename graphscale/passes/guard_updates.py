@@ -24,7 +24,7 @@ from graphscale.passes.rewrite import Rewrite, RewritePass
 
 __all__ = ["GuardUpdates"]
 
-# ONNX Runtime has no kernel of Where for the first, and one that holds all of its values for the second.
+# ONNX Runtime has no kernel of Where for the first type, and one for the second, which can hold all its values.
 _WIDER = {
     ir.DataType.BOOL: ir.DataType.UINT8,
     ir.DataType.INT8: ir.DataType.INT32,
@@ -36,15 +36,15 @@ _WIDER = {
 
 @dataclasses.dataclass(frozen=True)
 class GuardUpdates(RewritePass):
-    """Let all carried state keep its old value on a step with a non-finite gradient.
+    """Keep the old value of all carried state on a step with a non-finite gradient.
 
     Before: `w.next = Sub(w, step)`
     After:  `w.next.unguarded = Sub(w, step); w.next = Where(all_finite, w.next.unguarded, w)`
 
     Readers of `w.next` inside the graph read the unguarded value. Where the target writes state in place,
     float32 state that has an initializer is written there, and its output is gone. An in-place accumulator gets
-    `Where(all_finite, gradient, -0.0)`: x + -0.0 is x, bit for bit. Where a kernel overwrites the statistics that it
-    reads, it reads a copy.
+    `Where(all_finite, gradient, -0.0)`: x + -0.0 is x, bit for bit. A kernel that overwrites its statistics reads a
+    copy.
     """
 
     name = "guard-updates"
@@ -67,14 +67,14 @@ class GuardUpdates(RewritePass):
                     else:
                         copy_overwritten_input(build, node, i)
             if writers or graph.accumulators:
-                # These guards stand before their nodes, and the check at the end: restore the order.
+                # These guards are inserted before their nodes, and the check at the end: restore the order.
                 restore_order(graph.graph)
             rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
         return any(changed) or applies is not None
 
 
 def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value | None) -> bool:
-    """Guard one piece of carried state, and write it in place where the target can; return whether anything changed."""
+    """Guard a piece of carried state, and write it in place where the target can; return whether the graph changed."""
     editor, state, new = build.editor, update.input, build.editor.current_output(update.output)
     promoted = state.is_initializer() and not state.is_graph_input()
     if promoted:
@@ -84,7 +84,7 @@ def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value |
         editor.take_over_output(new, guarded, "unguarded")
         new = guarded
     in_place = rewrite.bound.target.in_place and state.is_initializer() and state.dtype is ir.DataType.FLOAT
-    # A state that is an output itself must hold the old value to the end of the step.
+    # A state that is itself an output must keep the old value to the end of the step.
     in_place = in_place and not state.is_graph_output()
     if in_place:
         editor.graph.outputs.remove(new)
@@ -93,7 +93,7 @@ def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value |
 
 
 def _old_value(new: ir.Value, state: ir.Value) -> ir.Value:
-    """Return the value that a skipped step gives to a state: its own, or what the reset of an accumulator leaves."""
+    """Return a state's value after a skipped step: its own, or that after the reset of an accumulator."""
     node = new.producer()
     if node is not None and LowerTrainingOps.inserted(node) and node.op_type == "Add":
         kept = node.inputs[0]

@@ -1,4 +1,4 @@
-"""inline-functions: spell out the functions of a model, since a loss scale may have to enter in a body."""
+"""inline-functions: inline the functions of a model, since a loss scale may have to enter in a body."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InlineFunctions(GraphPass):
 
 
 def _unshare_tensors(model: ir.Model) -> None:
-    """Give the functions' constants tensors of their own: inlining renames them, and a clone shares them."""
+    """Copy the tensors of the functions' constants: inlining renames them, and a clone shares them."""
     for function in model.functions.values():
         for node in function.all_nodes():
             for name, attribute in node.attributes.items():
@@ -42,7 +42,7 @@ def _unshare_tensors(model: ir.Model) -> None:
 
 
 def _name_results_of_calls(model: ir.Model) -> None:
-    """Give each call all results of its function: inlining loses the others."""
+    """Add all results of its function to each call: inlining loses omitted ones."""
     editor = Editor(model.graph)
     for node in [*model.graph.all_nodes(), *(n for each in model.functions.values() for n in each.all_nodes())]:
         function = model.functions.get(node.op_identifier())

@@ -1,4 +1,4 @@
-"""lower-optimizers: spell out ONNX's own optimizer operators, for which no runtime has a kernel."""
+"""lower-optimizers: replace ONNX's own optimizer operators, for which no runtime has a kernel."""
 
 from __future__ import annotations
 

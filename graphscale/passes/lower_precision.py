@@ -1,4 +1,4 @@
-"""autocast: let the nodes that are safe in float16 or bfloat16 compute in it."""
+"""autocast: compute safe nodes in float16 or bfloat16."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Autocast(GraphPass):
     After:  `h = MatMul(Cast(x), Cast(w)); a = Relu(h); y.low = MatMul(a, Cast(v)); y = Cast(y.low)`
 
     Weights, moments and all other carried state, the loss, the seed of the backward pass and the gradients stay
-    float32. Each value is cast once for all readers. With `emulate`, all nodes stay float32, and each value that would
-    be of the small type is rounded by a pair of casts, so that a runtime without float16 arithmetic shows the effects
-    of float16. Before `ScaleLoss`, in the same sequence.
+    float32. Each value is cast once for all readers. With `emulate`, all nodes stay float32, and a pair of casts rounds
+    each value of the small type, so that a runtime without float16 arithmetic shows the effects of float16. The pass
+    runs before `ScaleLoss`, in the same sequence.
 
     Attributes:
         dtype: "float16" or "bfloat16".
-        emulate: round in float32.
+        emulate: True to round in float32.
         settings: the lists of operators; None for the defaults.
         loss, seed, gradients, updates, roles, target: as for `ScaleLoss`.
         report: the report, after the pass has run.
@@ -113,4 +113,4 @@ def _refuse_double(graph: ir.Graph) -> None:
     """Refuse a graph that computes in float64 alone."""
     dtypes = {value.dtype for node in graph for value in node.outputs}
     if ir.DataType.DOUBLE in dtypes and ir.DataType.FLOAT not in dtypes:
-        raise AutocastError("the graph computes in float64; export it in float32, which is what autocast starts from")
+        raise AutocastError("the graph computes in float64; export it in float32, the type that autocast starts from")

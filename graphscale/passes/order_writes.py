@@ -1,4 +1,4 @@
-"""order-writes: let every in-place write wait for the readers of the old value."""
+"""order-writes: make every in-place write wait for the readers of the old value."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["OrderWrites"]
 
 @dataclasses.dataclass(frozen=True)
 class OrderWrites(RewritePass):
-    """Make each value that is written in place depend on all readers of the state that it overwrites.
+    """Make each value that is written in place depend on all readers of the overwritten state.
 
     ONNX Runtime does not order an in-place write after the other readers of the old value. Where a reader is no
-    ancestor of the written value, one element of its result is led there in a way that cannot change it:
+    ancestor of the written value, one element of its result becomes an operand without effect:
 
     After:  `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`
 

@@ -1,4 +1,4 @@
-"""The rewrite under way that the passes share, kept in `model.meta` while they run; it is never serialized."""
+"""The present rewrite, shared by the passes in `model.meta` while they run, and never serialized."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Gradient:
     """A gradient in the rewritten graph.
 
     Attributes:
-        name: the name it has in the original graph.
+        name: the name in the original graph.
         unscaled: the quotient, in float32 or wider.
-        checked: the values to test for finiteness: the quotient, or the whole gradient that it is only a share of.
+        checked: the values of the finite check: the quotient, or the whole gradient around it.
     """
 
     name: str
@@ -45,9 +45,9 @@ class StatePair:
     Attributes:
         input: its present value.
         next: its next value.
-        in_place: whether it is written in place; else `next` is a graph output to be fed back.
-        how: its origin, as the report says it: `analysis.report.StateReport.how`.
-        guarded: whether a skipped step keeps it.
+        in_place: True if the state is written in place; else `next` is a graph output to be fed back.
+        how: its origin in the report: `analysis.report.StateReport.how`.
+        guarded: True if a skipped step keeps the state.
     """
 
     input: ir.Value
@@ -59,22 +59,22 @@ class StatePair:
 
 @dataclasses.dataclass
 class Rewrite:
-    """The state of a rewrite under way: everything that the graph itself does not show.
+    """The state of the present rewrite, beyond the graph itself.
 
     Attributes:
         model: the model.
         training_graph: the analysis of the original graph.
-        report: the analysis as a report, made before anything was renamed.
+        report: the analysis as a report, made before any renaming.
         bound: the loss scale in graph mode.
-        skip_nonfinite: a fixed loss scale is checked and guarded as well.
+        skip_nonfinite: True to check and guard the step for a fixed loss scale as well.
         scaled: the values where the scale enters, each with its product; filled by `ScaleLoss`.
         gradients: filled by `UnscaleGradients`.
         all_finite: the scalar bool value, set by `CheckFinite`.
-        applies: whether the step is to be applied, a scalar bool value: `all_finite`, unless the policy accepts a step
-            that is not; set by `UpdateLossScale`.
+        applies: the scalar bool value that decides whether the step is applied: `all_finite`, unless the policy accepts
+            a non-finite step; set by `UpdateLossScale`.
         carried: filled by `UpdateLossScale`, `AddTelemetry` and `GuardUpdates`.
         telemetry: counters and outputs by their role; filled by `AddTelemetry`.
-        activations: the values of the forward pass that telemetry looks at, with dtypes; filled by `AddTelemetry`.
+        activations: the values of the forward pass that telemetry checks, with dtypes; filled by `AddTelemetry`.
         done: the passes that ran.
     """
 
@@ -94,22 +94,22 @@ class Rewrite:
 
     @property
     def checked(self) -> list[ir.Value]:
-        """The values that are tested for finiteness, each once."""
+        """The values of the finite check, each once."""
         return list(dict.fromkeys(value for gradient in self.gradients for value in gradient.checked))
 
     @property
     def is_fixed(self) -> bool:
-        """Return whether the loss scale is a fixed one, which has no state."""
+        """Return whether the loss scale is fixed, without state."""
         return isinstance(self.bound.policy, FixedLossScale)
 
     def carry(self, build: Builder, state: ir.Value, value: ir.Value, how: str, in_place: bool, guarded: bool) -> None:
-        """Add a piece of carried state, and write it in place where that is wanted; see `StatePair`."""
+        """Add a piece of carried state, and write it in place on request; see `StatePair`."""
         if in_place:
             write_in_place(build, state, value)
         self.carried.append(StatePair(state, value, in_place, how, guarded))
 
     def attach(self) -> None:
-        """Put this where the following passes find it."""
+        """Store the rewrite for the following passes."""
         self.model.meta[_KEY] = self
 
     @staticmethod
@@ -119,16 +119,16 @@ class Rewrite:
 
     @staticmethod
     def detach(model: ir.Model) -> Rewrite:
-        """End the rewrite under way, and return it."""
+        """End the present rewrite, and return it."""
         rewrite: Rewrite = model.meta.pop(_KEY)
         return rewrite
 
 
 class RewritePass(GraphPass):
-    """A pass that goes on with the rewrite that `ScaleLoss` began.
+    """A pass that continues the rewrite of `ScaleLoss`.
 
     Attributes:
-        after: the pass that must have run on the model before.
+        after: the pass that must run on the model before.
     """
 
     after: ClassVar[type[GraphPass]]
@@ -137,7 +137,7 @@ class RewritePass(GraphPass):
         rewrite = model.meta.get(_KEY)
         if not isinstance(rewrite, Rewrite) or self.after not in rewrite.done:
             before = self.after.name
-            raise PassOrderError(f"{self.name} works on what {before} left behind; run {before} on this model first")
+            raise PassOrderError(f"{self.name} needs the results of {before}; run {before} on this model first")
         if type(self) in rewrite.done:
             raise PassOrderError(f"{self.name} has run on this model already; run it once")
         rewrite.done.add(type(self))
@@ -146,4 +146,4 @@ class RewritePass(GraphPass):
 
     @abc.abstractmethod
     def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
-        """Change the graph of `rewrite` with a builder of this pass's nodes, and return whether anything changed."""
+        """Change the graph of `rewrite` with a builder of this pass's nodes, and return whether the graph changed."""

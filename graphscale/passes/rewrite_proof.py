@@ -24,10 +24,10 @@ def prove_rewrite(
         rewrite: the rewrite.
         scale: the loss scale.
         rule_nodes: the nodes that give the next loss scale, or order writes.
-        exposed: the outputs that may have the scale in them.
+        exposed: the outputs that may contain the scale.
 
     Raises:
-        ProofError: it is not right.
+        ProofError: the rewritten graph is wrong.
     """
     report_stage("proving the new graph")
     graph = rewrite.training_graph

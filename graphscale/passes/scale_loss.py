@@ -31,13 +31,13 @@ __all__ = ["ScaleLoss"]
 
 @dataclasses.dataclass(frozen=True)
 class ScaleLoss(GraphPass):
-    """Multiply by the loss scale at every place where the analysis says that it enters.
+    """Multiply by the loss scale at every place from the analysis.
 
     Before: `dy = Sub(p, t);              dw = MatMul(x, dy)`
     After:  `dy = Sub(p, t); s = Mul(dy, current_loss_scale); dw = MatMul(x, s)`
 
-    The product is computed in float32 also where the value is of a smaller type, since float16 cannot hold a scale
-    above 65504, though it can hold the product.
+    The product of a value of a smaller type is computed in float32, too, since float16 cannot hold a scale above 65504,
+    though it can hold the product.
 
     Attributes:
         loss_scale: any argument of `graphscale.get`.
@@ -45,7 +45,7 @@ class ScaleLoss(GraphPass):
         seed: `NODE:INDEX`, the edge where the scale enters, or None to find the places.
         gradients: names of values that are gradients.
         updates: `{output name: input name}` of carried state.
-        roles: answers about roles, as a roles file holds them.
+        roles: answers about roles, with the content of a roles file.
         target: the runtime that executes the graph.
         skip_nonfinite: check and guard the step for a fixed loss scale as well.
         expose_scaled_loss: append the output `scaled_loss`, the loss times the scale, to the graph.
@@ -69,7 +69,7 @@ class ScaleLoss(GraphPass):
             raise AlreadyScaledError(f"{self.name}: the model already carries a loss scale; scale the original graph")
         policy = get_policy(self.loss_scale)
         with record_original(model) as records:
-            # A caller that records runs all passes itself; else others' passes may run between them.
+            # A caller that records the original runs all passes itself; else foreign passes may run between them.
             self._rewrite(model, policy, alone=not records)
         return PassResult(model, modified=True)
 
@@ -92,7 +92,7 @@ class ScaleLoss(GraphPass):
 
 
 def _enter(build: Builder, value: ir.Value, places: Sequence[Place], scale: ir.Value) -> ir.Value:
-    """Multiply one value for its readers, or for those on the edges where the scale enters."""
+    """Multiply one value for its readers, or for some edges."""
     edges = [place.edge for place in places if place.edge is not None]
     everywhere = len(edges) < len(places)
     uses = uses_of(value) if everywhere else edges
@@ -111,7 +111,7 @@ def _enter(build: Builder, value: ir.Value, places: Sequence[Place], scale: ir.V
 
 
 def _multiply(build: Builder, value: ir.Value, scale: ir.Value, name: str, at: Position) -> ir.Value:
-    """Add `value * scale` in the value's dtype, computed in float32 at least."""
+    """Add `value * scale` in the value's dtype, computed in float32 or wider."""
     dtype = dtype_of(value)
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
     operands: list[ir.Value] = []

@@ -22,7 +22,7 @@ from graphscale.targets import target_names
 
 __all__ = ["FORMS", "AddTelemetry"]
 
-# The names of its forms beside the plain one.
+# The names of other forms than the plain one.
 FORMS = ("ranges", "activations", "ranges,activations")
 
 
@@ -38,15 +38,16 @@ class AddTelemetry(RewritePass):
             ranges: `gradient_ranges.next = If <measured; gradient_ranges> ((steps.next - 1) % every == 0)`, and the
             zero fraction is read from it; activations: `first_activation`, a third result of the first If
 
-    `steps` counts every step, applied or not. Counters are int64; float32 where the target writes them in place, exact
+    `steps` counts all steps, applied or not. Counters are int64; float32 where the target writes them in place, exact
     to 2**24 steps. The cause is 0 for none, 1 for NaN, 2 for infinity; the offender is an index into the gradients.
 
     Attributes:
-        ranges: measure the largest magnitude and the shares of zeros and overflow of each gradient in the first step,
-            and in every `every`-th after it. They are carried state, float32 of the shape [3, gradients + 1].
+        ranges: True to measure the largest magnitude and the shares of zeros and overflow of each gradient in the first
+            step, and in every `every`-th after it. The ranges are carried state, float32 of the shape [3, gradients +
+            1].
         every: steps from one measurement of the ranges to the next, from 1 to 2**24.
-        activations: after a step that is not finite, also find the first value of the forward pass that is not finite:
-            inputs first, then results in the order of nodes, -1 for none.
+        activations: True to also find, after a non-finite step, the first non-finite value of the forward pass: inputs
+            first, then results in the order of nodes, -1 for none.
 
     Raises:
         InvalidLossScaleError: (a ValueError) `every` is out of its range.
@@ -67,10 +68,10 @@ class AddTelemetry(RewritePass):
 
     @classmethod
     def of(cls, telemetry: Any) -> AddTelemetry | None:
-        """Return the pass for a form of telemetry: None for False, itself for a pass; True and names make one.
+        """Return the pass for a form of telemetry: None for False, a pass itself, a new one for True and names.
 
         Raises:
-            InvalidLossScaleError: (a ValueError) there is no such form.
+            InvalidLossScaleError: (a ValueError) the form does not exist.
         """
         if isinstance(telemetry, cls) or telemetry is False:
             return telemetry or None
@@ -82,7 +83,7 @@ class AddTelemetry(RewritePass):
         return cls(**dict.fromkeys(telemetry.split(","), True))
 
     def to_stamp(self, rewrite: Rewrite, checked: list[str]) -> dict[str, Any]:
-        """Return its options for the metadata, with the names of the checked gradients and of the activations."""
+        """Return the options for the metadata, with the names of the checked gradients and activations."""
         return {
             "gradients": checked,
             **({"ranges": {"every": self.every}} if self.ranges else {}),
@@ -91,7 +92,7 @@ class AddTelemetry(RewritePass):
 
     @classmethod
     def from_stamp(cls, telemetry: Mapping[str, Any]) -> AddTelemetry | None:
-        """Return the pass with the options of the metadata, None where these have no telemetry."""
+        """Return the pass with the options in the metadata, None without telemetry."""
         if not telemetry:
             return None
         return cls("ranges" in telemetry, **telemetry.get("ranges", {}), activations="activations" in telemetry)

@@ -25,8 +25,8 @@ class UnscaleGradients(RewritePass):
     Before: `dw = MatMul(x, dy)`
     After:  `dw.scaled = MatMul(x, dy); dw = Div(dw.scaled, current_loss_scale)`
 
-    A float16 gradient is unscaled in float32, where its smallest elements do not underflow: a reader that casts it
-    to float32 gets the float32 quotient, any other reader gets it cast back.
+    A float16 gradient is unscaled in float32, where its smallest elements do not underflow. A reader that casts it to
+    float32 gets the float32 quotient; other readers get the quotient in float16.
     """
 
     name = UNSCALE_GRADIENTS
@@ -35,7 +35,7 @@ class UnscaleGradients(RewritePass):
 
     def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         for unscale in rewrite.training_graph.unscalings:
-            # If the scale enters at a gradient itself, its readers read the product already.
+            # If the scale enters at a gradient itself, its readers already read the product.
             value = rewrite.scaled.get(unscale.value, unscale.value)
             rewrite.gradients.append(_unscale(build, unscale, value, rewrite.bound()))
         return bool(rewrite.gradients)
@@ -63,7 +63,7 @@ def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Valu
 
 
 def _leads_only_to(uses: Sequence[Use], whole: ir.Value) -> bool:
-    """Return whether a gradient, past factors and views, is read by the sum that it is a share of alone."""
+    """Return whether the only reader of a gradient, past factors and views, is the sum around it."""
     readers = [use.node for use in uses]
     while len(readers) == 1 and readers[0].outputs[0] is not whole:
         value = readers[0].outputs[0]
@@ -72,7 +72,7 @@ def _leads_only_to(uses: Sequence[Use], whole: ir.Value) -> bool:
 
 
 def _hand_out(build: Builder, value: ir.Value, quotient: ir.Value, uses: Sequence[Use], is_output: bool) -> ir.Value:
-    """Give readers that cast the gradient to the quotient's dtype the quotient, and the others a narrow copy."""
+    """Redirect readers that cast the gradient to the quotient's dtype to the quotient, the others to a narrow copy."""
     dtype, wide = dtype_of(value), quotient.dtype
     casts = [use for use in uses if use.node.op_type == "Cast" and use.node.attributes["to"].as_int() == wide]
     if dtype is wide or (len(casts) == len(uses) and not is_output):

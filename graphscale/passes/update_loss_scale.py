@@ -1,4 +1,4 @@
-"""update-loss-scale: let the loss scale adjust itself from the finite check."""
+"""update-loss-scale: adjust the loss scale by the finite check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UpdateLossScale(RewritePass):
     After:  `current_loss_scale.next, good_steps.next =
              graphscale.UpdateLossScale <increment_period, multiplier> (current_loss_scale, good_steps, all_finite)`
 
-    A fixed loss scale has nothing to update. A policy that tells when it is stuck gets the output `stuck`.
+    A fixed loss scale has no update. A policy that reports a stuck scale gets the output `stuck`.
     """
 
     name = "update-loss-scale"

@@ -1,10 +1,10 @@
-"""The rule by which a dynamic loss scale adjusts itself, on numpy: TensorFlow's, with the options of its peers.
+"""The update rule of a dynamic loss scale, on numpy: TensorFlow's, with the options of its peers.
 
     finite:      if good + 1 >= period:  n = scale * growth;  scale = n if n is finite;  good = 0
                  else:                   good = good + 1
     not finite:  good = 0;  scale = max(scale / multiplier, minimum);  the step is skipped
 
-As ONNX nodes, it is the model-local function UpdateLossScale.
+The model-local function UpdateLossScale is the rule as ONNX nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphscale.errors import InvalidLossScaleError
 
 __all__ = ["DynamicRule", "ScaleState", "check_number"]
 
-# The roles of the state that a rule carries from step to step, and of its flag.
+# The roles of a rule's carried state, and of its flag.
 LOSS_SCALE, GOOD_STEPS, HYSTERESIS_LEFT, BAD_STEPS = "loss_scale", "good_steps", "hysteresis_left", "bad_steps"
 STUCK = "stuck"
 # The largest count of steps that a float32 counter holds exactly: the in-place targets keep one.
@@ -39,8 +39,8 @@ class ScaleState:
 
     Attributes:
         loss_scale: the scale of the next step.
-        good_steps: finite steps in a row since the scale changed; -1 where the next growth takes one step longer.
-        hysteresis_left: the non-finite steps that it takes to lower the scale.
+        good_steps: finite steps in a row since the scale changed; -1 where the next growth takes one more step.
+        hysteresis_left: the number of non-finite steps until the scale falls.
         bad_steps: non-finite steps in a row.
     """
 
@@ -127,7 +127,7 @@ class DynamicRule:
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """The least and the largest number of each field of a state that the rule reaches; a scale is above 0, too."""
+        """The least and the largest number of each field of a reachable state; a scale is also above 0."""
         most = np.finfo(np.float32).max if self.max_loss_scale is None else np.float32(self.max_loss_scale)
         return {
             "loss_scale": (float(np.float32(self.min_loss_scale)), float(most)),
@@ -141,12 +141,12 @@ class DynamicRule:
         return ScaleState(np.float32(self.initial_loss_scale), self.good_steps_at_start, self.hysteresis)
 
     def carried(self, state: ScaleState) -> dict[str, float]:
-        """Return the numbers of a state that are carried from step to step in a graph, by their role."""
+        """Return the numbers of a state that a graph carries from step to step, by role."""
         is_kept = {HYSTERESIS_LEFT: self.counts_hysteresis, BAD_STEPS: self.counts_bad_steps}
         return {role: float(value) for role, value in vars(state).items() if is_kept.get(role, True)}
 
     def find_fault(self, state: ScaleState) -> str | None:
-        """Return the first number of a state that no run of the rule reaches, in words; None where there is none."""
+        """Return the first number of a state out of the rule's ranges, in words, or None."""
         for name, (least, most) in self.ranges.items():
             number = getattr(state, name)
             if not (least <= number <= most) or (name == "loss_scale" and number <= 0):
@@ -198,10 +198,10 @@ class DynamicRule:
 def check_number(
     name: str, value: Any, *, minimum: float = -math.inf, above: float = -math.inf, below: float = math.inf
 ) -> float:
-    """Return a number that float32 can hold, within the bounds also after rounding to float32.
+    """Return a float32 number within the bounds, also after rounding to float32.
 
     Raises:
-        InvalidLossScaleError: it is none.
+        InvalidLossScaleError: the value is not such a number.
     """
     wanted = f"a finite float32 number of at least {minimum:g}"
     if above > minimum:

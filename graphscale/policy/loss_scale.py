@@ -1,6 +1,6 @@
 """The loss-scale policies: TensorFlow's `LossScale`, `FixedLossScale` and `DynamicLossScale`, on numpy alone.
 
-Words and behaviour are those of `tf.compat.v1.mixed_precision`: calling an instance gives the loss scale as a float32
+Names and behaviour are those of `tf.compat.v1.mixed_precision`: calling an instance gives the loss scale as a float32
 scalar, `update(grads)` adjusts it from gradients *already divided by the scale*. Used eagerly, an instance holds its
 own state; `bind` puts the same policy, with its state, into an ONNX graph.
 """
@@ -27,7 +27,7 @@ __all__ = ["DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", 
 
 
 class GraphLossScale(Protocol):
-    """A loss scale in graph mode: the same words as `LossScale`, with values of the graph in place of arrays."""
+    """A loss scale in graph mode: the names of `LossScale`, with values of the graph in place of arrays."""
 
     @property
     def good_steps(self) -> ir.Value | None:
@@ -40,7 +40,7 @@ class GraphLossScale(Protocol):
         """Add the nodes that update the loss scale, and return `(update_op, should_apply_gradients)`."""
 
     def order_writes(self) -> bool:
-        """Make in-place writes wait for all readers of the old values; return whether any did not."""
+        """Make in-place writes wait for all readers of the old values; return whether the graph has changed."""
 
 
 class LossScale(abc.ABC):
@@ -73,7 +73,7 @@ class LossScale(abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, from which `from_config` makes an equal loss scale."""
+        """Return the constructor's arguments, for `from_config`."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -153,17 +153,18 @@ class DynamicLossScale(LossScale):
         multiplier: the factor of growth and of decrease, more than 1.
         growth_factor: the factor of growth, more than 1; None for `multiplier`.
         backoff_factor: the factor of a decrease, less than 1; None to divide by `multiplier`.
-        min_loss_scale: the scale never falls below it; 0 for no floor.
-        max_loss_scale: a growth ends there; None for no limit: then a growth that overflows float32 is left out.
+        min_loss_scale: the lowest value of the scale; 0 for no floor.
+        max_loss_scale: the limit of a growth; None for no limit: then a growth that overflows float32 is left out.
         growth_delay: good steps that a growth takes beyond `increment_period`: "none"; "always" one more; "first"
             one more for the first growth after the beginning and after each non-finite step.
-        hysteresis: non-finite steps that it takes to lower the scale, from 1 to 2**24.
-        hysteresis_refill: event that begins that number anew: "growth", only a growth of the scale, so that until then
-            each further non-finite step lowers it; "good", each good step, so that only steps in a row count;
-            "decrease", each good step and each decrease.
-        max_consecutive_skips: the scale is stuck from this many non-finite steps in a row on; None for no limit.
+        hysteresis: number of non-finite steps that lower the scale, from 1 to 2**24.
+        hysteresis_refill: the event that restarts this count: "growth", a growth of the scale, so that until then each
+            further non-finite step lowers it; "good", each good step, so that only steps in a row count; "decrease",
+            each good step and each decrease.
+        max_consecutive_skips: the number of non-finite steps in a row after which the scale is stuck; None for no
+            limit.
         on_stuck: the reaction to a stuck scale: at a non-finite step that should lower it while it is
-            `min_loss_scale` already, or by `max_consecutive_skips`. "hold" skips as always; "flag" also tells
+            `min_loss_scale` already, or by `max_consecutive_skips`. "hold" skips as always; "flag" also reports it
             (`stuck`, in a graph the output `stuck`); "stop" is "flag" for a run that should end there; "reset" goes
             back to the beginning; "accept" applies the step. `graphscale train` ends at "flag" and "stop".
         arithmetic: "float32", or "float64": the scale times or over the factor is computed in float64 and rounded.
@@ -222,15 +223,15 @@ class DynamicLossScale(LossScale):
         return self.state.loss_scale
 
     def update(self, grads: Any) -> tuple[None, bool]:
-        """Adjust the loss scale by whether all gradients are finite; no gradients count as finite."""
+        """Adjust the loss scale to gradients, finite or not; no gradients count as finite."""
         finite = all(_is_all_finite(gradient) for gradient in flatten(grads))
         self.state, self.stuck = self.rule.step(self.state, finite)
         return None, finite or (self.stuck and self.rule.on_stuck == "accept")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the first three arguments of the constructor, and those others that differ from their defaults.
+        """Return the first three arguments of the constructor, and the others that differ from their defaults.
 
-        The state is no part of it.
+        The config has no state.
         """
         config = dataclasses.asdict(self.rule)
         return {key: value for key, value in config.items() if key in _TENSORFLOW or value != _DEFAULTS[key]}
@@ -250,14 +251,14 @@ _DEFAULTS = dataclasses.asdict(DynamicRule())
 
 
 def get(identifier: Any) -> LossScale | None:
-    """Return the loss scale that `identifier` stands for.
+    """Return the loss scale for an identifier.
 
     Args:
         identifier: a number (a `FixedLossScale`), "dynamic", a `LossScale`, a config
             `{"class_name": ..., "config": {...}}`, or None, which is returned.
 
     Raises:
-        InvalidLossScaleError: (a ValueError) it is none of these.
+        InvalidLossScaleError: (a ValueError) the identifier is none of these.
     """
     if identifier is None or isinstance(identifier, LossScale):
         return identifier
@@ -274,7 +275,7 @@ def get(identifier: Any) -> LossScale | None:
 
 
 def get_policy(identifier: Any) -> LossScale:
-    """Return the loss scale that `identifier` stands for, as `get` does, and refuse None."""
+    """Return the loss scale for an identifier, as `get` does, but refuse None."""
     policy = get(identifier)
     if policy is None:
         raise InvalidLossScaleError("a loss scale is needed: 'dynamic', a number of at least 1, or a config")

@@ -3,9 +3,9 @@
     gs.presets.deepspeed()                       # the defaults of DeepSpeed
     gs.presets.torch(growth_factor=1.5)          # any option of DynamicLossScale can be overridden
 
-Each preset gives the scale and the skipped steps of its peer, step by step. None of them reproduces the test of a
-step: most peers test the gradients before they divide them by the scale, graphscale tests them afterwards, which
-differs where a division by a scale below 1 overflows. And none has an infinite scale: where a peer's scale grows beyond
+Each preset gives the scale and the skipped steps of its peer, step by step. No preset reproduces the finite check of a
+step: most peers test the gradients before they divide them by the scale, graphscale tests them afterwards. The results
+differ where a division by a scale below 1 overflows. No preset has an infinite scale: where a peer's scale grows beyond
 float32 (its training is lost then, since infinity times a backoff factor stays infinite), the growth is left out. Peers
 that keep the scale as a Python number (apex, DeepSpeed) agree as long as it is a normal float32 number; powers of two
 always are, from 2**-126 to 2**127.
@@ -45,7 +45,8 @@ class PolicyOptions(TypedDict, total=False):
 
 
 def _preset(options: PolicyOptions, **defaults: Unpack[PolicyOptions]) -> DynamicLossScale:
-    # Every peer doubles and halves by default, as DynamicLossScale does; halving is exact in either of its forms.
+    # Every peer doubles and halves by default, as DynamicLossScale does; halving is exact as a product and as a
+    # division.
     arguments: PolicyOptions = {**defaults, **options}
     return DynamicLossScale(**arguments)
 
@@ -93,7 +94,7 @@ def deepspeed(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Starts at 2**16. The first growth, and the first after each non-finite step, takes 1001 finite steps in a row, the
     following ones 1000. The second non-finite step halves the scale, not below 1, and so does every further one,
     finite steps between them or not, until the scale grows: only that refills the hysteresis. Where the scale should
-    fall and is 1 already, DeepSpeed raises an exception; here `stuck` says so, and the scale stays.
+    fall and is 1 already, DeepSpeed raises an exception; here `stuck` is True, and the scale stays.
 
     The keys of DeepSpeed's config: 2**`initial_scale_power` is `initial_loss_scale`, `loss_scale_window` is
     `increment_period`; `hysteresis` and `min_loss_scale` are called so here too, and `consecutive_hysteresis: true`
@@ -140,8 +141,8 @@ def paddle(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     """PaddlePaddle's `update_loss_scaling` operator, which `paddle.static.amp.decorate` puts into a program.
 
     Starts at 2**16, doubles at the 2000th finite step in a row unless that overflows float32, halves at every
-    non-finite step, not below 1. With `hysteresis=n`, Paddle's `decr_every_n_nan_or_inf`, it takes n non-finite steps
-    in a row, and as many again for the next decrease.
+    non-finite step, not below 1. With `hysteresis=n`, Paddle's `decr_every_n_nan_or_inf`, each decrease takes n
+    non-finite steps in a row.
 
     Paddle's arguments: `init_loss_scaling` is `initial_loss_scale`, `incr_every_n_steps` is `increment_period`,
     `incr_ratio` is `growth_factor`, `decr_ratio` is `backoff_factor`. Other forms in Paddle:
@@ -222,7 +223,7 @@ def keras(**options: Unpack[PolicyOptions]) -> DynamicLossScale:
     Starts at 2**15, doubles at the 2000th finite step in a row, halves at every non-finite step, without a floor.
     Unlike that of Keras 2 and of TensorFlow, which are `DynamicLossScale()` itself, its scale can fall below 1, and
     can grow to infinity. Below float32's smallest normal number it depends on the backend, since TensorFlow and JAX
-    take such numbers for zero on some devices; here they are kept.
+    treat such numbers as zero on some devices; here they are kept.
 
     Keras' arguments: `initial_scale` is `initial_loss_scale`, `dynamic_growth_steps` is `increment_period`.
 

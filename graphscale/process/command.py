@@ -1,4 +1,4 @@
-"""A command from its first line to its exit code, and Ctrl-C on the way."""
+"""A command from its first line to its exit code, and Ctrl-C in between."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ __all__ = ["run"]
 
 
 def run(command: Callable[[], int]) -> NoReturn:
-    """Run a command, and exit with the code that it returns.
+    """Run a command, and exit with its return code.
 
-    A GraphscaleError becomes one line on stderr and exit code 2, Ctrl-C exit code 130. Where nobody reads stdout any
-    more, the process ends as others do, by SIGPIPE. Streams and signals that are not the process's own, as in tests,
-    are unchanged.
+    A GraphscaleError becomes one line on stderr and exit code 2, Ctrl-C exit code 130. When the reader of stdout is
+    gone, the process ends by SIGPIPE, like others. Foreign streams and signals, as in tests, are unchanged.
     """
     output, interruption = None, Interruption()
     if sys.stdout is sys.__stdout__:
@@ -48,7 +47,7 @@ def _find_code(command: Callable[[], int], output: Output | None, interruption: 
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
-        if interruption.received:  # an import may have turned it into an error of its own
+        if interruption.received:  # an import may have turned it into another error
             return 130
         if isinstance(error, GraphscaleError):
             tell(one_line(error))
@@ -67,7 +66,7 @@ class Interruption:
         self.received = False
 
     def watch(self) -> None:
-        """Begin; a process that ignores Ctrl-C, such as a job in the background of a script, goes on to do so."""
+        """Begin to watch; a process that ignores Ctrl-C, such as a background job of a script, still ignores it."""
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in (
             signal.SIG_DFL,
             signal.default_int_handler,
@@ -76,7 +75,7 @@ class Interruption:
             sys.unraisablehook = self._end_lost
 
     def end(self) -> None:
-        """Let Ctrl-C end the process from here on, which has nothing left to do."""
+        """Let Ctrl-C end the process from here on, since its work is done."""
         if signal.getsignal(signal.SIGINT) == self._note:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -86,7 +85,7 @@ class Interruption:
         raise KeyboardInterrupt
 
     def _end_lost(self, lost: sys.UnraisableHookArgs) -> None:
-        """End the process where a KeyboardInterrupt was raised in a finalizer, which nothing can catch."""
+        """End the process after a KeyboardInterrupt in a finalizer, which cannot be caught."""
         if issubclass(lost.exc_type, KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         if not self.received:

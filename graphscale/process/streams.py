@@ -1,4 +1,4 @@
-"""The standard streams of a command, which may be full, closed, or of any encoding."""
+"""The standard streams of a command: full, closed, or of any encoding."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def tell(message: str) -> None:
 
 
 class Output(io.FileIO):
-    """A standard stream of the process: what cannot be written is an error once, and dropped from then on.
+    """A standard stream of the process: the first failing write is an error, and later texts are dropped.
 
     Args:
         number: its file descriptor.
-        name: its name for messages; None to drop what cannot be written without an error.
+        name: its name for messages; None to drop texts after a failing write without an error.
     """
 
     def __init__(self, number: int, name: str | None) -> None:
@@ -35,11 +35,10 @@ class Output(io.FileIO):
         self._failed: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write bytes, and wait where the reader is slow.
+        """Write bytes, and wait for a slow reader.
 
         Raises:
-            OutputError: they cannot be written.
-            SystemExit: nobody reads them any more.
+            OutputError: the bytes cannot be written. SystemExit: the reader is gone.
         """
         if self._failed is None:
             try:
@@ -47,7 +46,7 @@ class Output(io.FileIO):
                     select.select([], [self], [])
             except OSError as error:
                 self._failed = error
-                # In another thread, such as the one of a progress bar, nobody would catch an error.
+                # In another thread, such as that of a progress bar, no code would catch an error.
                 if threading.current_thread() is threading.main_thread():
                     self.check()
             else:
@@ -55,7 +54,7 @@ class Output(io.FileIO):
         return memoryview(data).nbytes
 
     def check(self) -> None:
-        """Raise the errors of `write` if something could not be written."""
+        """Raise the error of `write` if a write has failed."""
         if self._failed is None or self._name is None:
             return
         if isinstance(self._failed, BrokenPipeError):
@@ -63,7 +62,7 @@ class Output(io.FileIO):
         raise OutputError(f"cannot write to {self._name}: {self._failed.strerror}") from self._failed
 
     def end(self) -> None:
-        """End the process by SIGPIPE if nobody reads the stream any more."""
+        """End the process by SIGPIPE if the stream's reader is gone."""
         with contextlib.suppress(OutputError, SystemExit):
             sys.stdout.flush()
         if isinstance(self._failed, BrokenPipeError):
@@ -72,7 +71,7 @@ class Output(io.FileIO):
 
 
 def replace_streams() -> Output | None:
-    """Let standard output and error be streams that write any character; return stdout, None on Windows."""
+    """Replace standard output and error by streams that write all characters; return stdout, None on Windows."""
     open_descriptors()
     if os.name == "nt":
         return None
@@ -93,9 +92,9 @@ def _wrap(output: Output, before: TextIO | None) -> io.TextIOWrapper:
 
 
 def open_descriptors() -> None:
-    """Open the standard descriptors that are closed, so that no other file gets their numbers, and what they are sent.
+    """Open closed standard descriptors, so that no other file gets their numbers, and their texts.
 
-    A closed stdout stays one that cannot be written to.
+    Writes to a closed stdout still fail.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:

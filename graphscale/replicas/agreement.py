@@ -1,4 +1,4 @@
-"""Agreement of all replicas: on files and options before they begin, and on a decision at the end of each step."""
+"""Agreement of all replicas: on files and options before the start, and on a decision at the end of each step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_BIT, _BITS = 3, 32
 
 
 def facts_of(model: ir.Model, stamp: Stamp, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that replicas have in common, in a user's words, the most telling first."""
+    """Return the facts that replicas must share, in a user's words, the most important first."""
     graph = model.graph
     return {
         **settings,
@@ -44,7 +44,7 @@ def agree(replicas: Replicas, facts: Mapping[str, Any]) -> None:
     """Check that all replicas have the same facts.
 
     Raises:
-        ReplicaError: they have not; all replicas raise the same, with the first difference.
+        ReplicaError: the facts differ; all replicas raise the same error, with the first difference.
     """
     if (difference := _find_difference(replicas, facts, "the comparison of all replicas")) is not None:
         name, first, here, rank = difference
@@ -52,7 +52,7 @@ def agree(replicas: Replicas, facts: Mapping[str, Any]) -> None:
 
 
 def _find_difference(replicas: Replicas, facts: Mapping[str, Any], what: str) -> tuple[str, Any, Any, int] | None:
-    """Return the name of a fact, its value on rank 0, and on the first rank where it is another one."""
+    """Return the name of a fact, its value on rank 0, and that on the first rank with another value."""
     texts = replicas.exchange(json.dumps(facts), what)
     first = json.loads(texts[0])
     for rank, text in enumerate(texts):
@@ -81,7 +81,7 @@ def _shown(value: Any) -> str:
 
 
 def _digest(model: ir.Model, states: frozenset[str]) -> str:
-    """Return a digest of the graph without the initial values of its state, which rank 0 gives to all."""
+    """Return a digest of the graph without the initial values of its state, which rank 0 sends to all."""
     copy = model.clone()
     for name in states & set(copy.graph.initializers):
         del copy.graph.initializers[name]
@@ -92,20 +92,20 @@ def _digest(model: ir.Model, states: frozenset[str]) -> str:
 def decide(
     replicas: Replicas, error: BaseException | None, finite: bool, common: Mapping[str, Any], stop: bool
 ) -> tuple[bool, bool]:
-    """Decide whether all replicas have finite gradients, and whether one wants to stop, by one MPI_LAND of flags.
+    """Decide whether all replicas have finite gradients, and whether one must stop, by one MPI_LAND of flags.
 
-    The flags are: no error; all finite; go on; and the bits of a checksum of what must be the same on all replicas, and
-    of its complement. The checksums agree if each bit is true on all replicas, or its complement is.
+    The flags are: no error; all finite; no stop; and the bits of a checksum of common values, and of its complement.
+    The checksums agree if each bit, or its complement, is true on all replicas.
 
     Args:
         replicas: the processes.
         error: the failure on this replica.
-        finite: whether the reduced gradients are finite here.
-        common: values that the second half reads on this replica and that must be equal on all.
-        stop: whether this replica wants to stop.
+        finite: True if the reduced gradients are finite on this replica.
+        common: operands of the second half on this replica that must be equal on all.
+        stop: True if this replica must stop.
 
     Raises:
-        ReplicaError: there is an error on one of them, or they are not in step; all raise it.
+        ReplicaError: a replica has an error, or the replicas are not in step; all raise it.
     """
     sums = {} if error is not None else {name: _checksum(value) for name, value in common.items()}
     total = np.uint32(zlib.crc32(repr(sorted(sums.items())).encode()))
@@ -118,8 +118,8 @@ def decide(
     if not (flags[_FIRST_BIT : _FIRST_BIT + _BITS] | flags[_FIRST_BIT + _BITS :]).all():
         if (difference := _find_difference(replicas, sums, "the comparison of what is common")) is not None:
             raise ReplicaError(
-                f"{difference[0]!r} differs between rank 0 and rank {difference[3]}: the update reads it, and would "
-                "give other weights on each; it must be the same on all replicas"
+                f"{difference[0]!r} differs between rank 0 and rank {difference[3]}: the update reads it, and the "
+                "weights would differ; it must be the same on all replicas"
             )
         raise ReplicaError("the replicas are not in step with each other")
     return bool(flags[1]), not flags[2]

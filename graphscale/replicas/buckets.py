@@ -1,4 +1,4 @@
-"""Buckets: gradients one after the other in few contiguous arrays of bounded size, so that one message moves each."""
+"""Buckets: few contiguous arrays of bounded size, filled with gradients, so that each takes one message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# The bucket of PyTorch's DistributedDataParallel: large enough for the bandwidth, small enough to overlap.
+# The bucket size of PyTorch's DistributedDataParallel: large enough for the bandwidth, small enough to overlap.
 BUCKET_BYTES = 25 * 2**20
 LEAST_BYTES = 64
 _UNITS = {"": 1, "k": 10**3, "ki": 2**10, "m": 10**6, "mi": 2**20, "g": 10**9, "gi": 2**30}
@@ -39,11 +39,11 @@ _UNITS = {"": 1, "k": 10**3, "ki": 2**10, "m": 10**6, "mi": 2**20, "g": 10**9, "
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """A gradient that is reduced.
+    """A gradient to be reduced.
 
     Attributes:
         name: its name in the graph.
-        dtype: FLOAT or DOUBLE; also the smaller types where a fixed loss scale divides in them.
+        dtype: FLOAT or DOUBLE; also smaller types if a fixed loss scale divides in them.
         shape: its shape.
     """
 
@@ -62,7 +62,7 @@ class Gradient:
         return self.elements * int(self.dtype.itemsize)
 
     def place(self, memory: np.ndarray[Any, Any]) -> Any:
-        """Return a value of ONNX Runtime for it, at the beginning of some memory."""
+        """Return a value of ONNX Runtime for the gradient, at the beginning of some memory."""
         import onnxruntime as ort
 
         return ort.OrtValue.ortvalue_from_numpy(memory[: self.elements].reshape(self.shape))
@@ -79,12 +79,12 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Segments of gradients of one dtype, one after the other.
+    """Segments of gradients of one dtype, in sequence.
 
     Attributes:
-        name: of the output that gives it and the input that takes it.
-        dtype: of its elements.
-        stage: the part of the first half that gives it, from 0.
+        name: the name of its output in one half, and of its input in the other.
+        dtype: the dtype of its elements.
+        stage: the part of the first half that computes it, from 0.
         segments: its parts, in order.
     """
 
@@ -106,7 +106,7 @@ def bucket_size(size: object) -> int:
         size: a number of bytes, or a text like "4 MiB", "500kB" or "65536".
 
     Raises:
-        SplitError: it is no size, or smaller than 64 bytes.
+        SplitError: the value is no size, or smaller than 64 bytes.
     """
     wanted = (
         f"the bucket size {size!r} is no size: give bytes, {LEAST_BYTES} or more, as a whole number or like '25MiB'"
@@ -121,16 +121,16 @@ def bucket_size(size: object) -> int:
 
 
 def in_stages(gradients: Sequence[Gradient], stages: object) -> list[list[Gradient]]:
-    """Divide gradients, in their order, among stages, so that each gives about as many bytes.
+    """Divide gradients, in their order, among stages of about equally many bytes.
 
     Raises:
-        SplitError: that is no number of stages, or there are more stages than gradients.
+        SplitError: the number of stages is invalid, or larger than the number of gradients.
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
         raise SplitError(f"{stages!r} is no number of stages: give a whole number, 1 or more")
     if stages > len(gradients):
         raise SplitError(
-            f"{stages} stages do not fit: the step has {len(gradients)} gradients, and each stage gives one"
+            f"{stages} stages do not fit: the step has {len(gradients)} gradients, and each stage needs one"
         )
     total, done = sum(gradient.nbytes for gradient in gradients), 0
     found: list[list[Gradient]] = [[]]
@@ -145,14 +145,14 @@ def in_stages(gradients: Sequence[Gradient], stages: object) -> list[list[Gradie
 
 
 def lay_out(stages: Iterable[Sequence[Gradient]], nbytes: int) -> list[Bucket]:
-    """Put the gradients of each stage into buckets of so many bytes at most, in their order.
+    """Arrange the gradients of each stage in buckets of limited size, in their order.
 
-    A tensor that exceeds the rest of a bucket goes on in the next.
+    A tensor larger than the rest of a bucket continues in the next.
     """
     buckets: list[Bucket] = []
     for stage, dtype, gradients in _by_dtype(stages):
         room = max(1, nbytes // int(dtype.itemsize))
-        begin = 0  # in the row of all of them, which is cut at multiples of `room`
+        begin = 0  # position in the sequence of all gradients, which is cut at multiples of `room`
         held: dict[int, list[Segment]] = {}
         for gradient in gradients:
             end = begin + gradient.elements
@@ -168,15 +168,15 @@ def lay_out(stages: Iterable[Sequence[Gradient]], nbytes: int) -> list[Bucket]:
 def lay_out_shares(
     stages: Iterable[Sequence[Gradient]], owners: Mapping[str, int], size: int, nbytes: int
 ) -> list[Bucket]:
-    """Put gradients into buckets in which those of each owner stand together, owner after owner.
+    """Arrange gradients in buckets, grouped by owner.
 
-    A gradient is in one bucket as a whole: one that is larger than its owner's part of a bucket makes a larger bucket.
+    Each gradient is completely in one bucket: a gradient larger than its owner's part of a bucket enlarges the bucket.
 
     Args:
         stages: the gradients of each stage.
         owners: the owner of each gradient, from 0 to `size` - 1.
         size: the number of owners.
-        nbytes: the most that a bucket holds, where the gradients allow it.
+        nbytes: the largest size of a bucket, if the gradients allow it.
     """
     buckets: list[Bucket] = []
     for stage, dtype, gradients in _by_dtype(stages):
@@ -188,12 +188,12 @@ def lay_out_shares(
 
 
 def fill_messages(waiting: Iterable[Iterable[T]], size: Callable[[T], int], nbytes: int) -> Iterator[list[list[T]]]:
-    """Yield messages that hold what each owner has waiting, owner by owner: at least one thing of each that has any.
+    """Yield messages with waiting things of all owners, owner by owner: at least one of each owner that has any.
 
     Args:
         waiting: the things of each owner.
-        size: gives the bytes of a thing.
-        nbytes: the largest size of a message, in equal parts, where the segments allow it.
+        size: returns the bytes of a thing.
+        nbytes: the largest size of a message, in equal parts, if the segments allow it.
     """
     queues = [deque(things) for things in waiting]
     part = nbytes // len(queues)
@@ -208,7 +208,7 @@ def fill_messages(waiting: Iterable[Iterable[T]], size: Callable[[T], int], nbyt
 
 
 def _by_dtype(stages: Iterable[Sequence[Gradient]]) -> Iterator[tuple[int, ir.DataType, list[Gradient]]]:
-    """Yield the gradients of each stage that have elements, those of one dtype together."""
+    """Yield the gradients with elements of each stage, grouped by dtype."""
     for stage, gradients in enumerate(stages):
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
             yield stage, dtype, [g for g in gradients if g.dtype is dtype and g.elements]
@@ -219,10 +219,10 @@ class Arena:
 
     Attributes:
         buckets: the memory of each bucket.
-        gradients: for each gradient a value of ONNX Runtime in that memory.
+        gradients: for each gradient, a value of ONNX Runtime in that memory.
 
     Raises:
-        SplitError: a gradient has a dtype that MPI does not add up.
+        SplitError: MPI does not add up the dtype of a gradient.
     """
 
     def __init__(self, gradients: Sequence[Gradient], buckets: Iterable[Bucket]) -> None:

@@ -1,4 +1,4 @@
-"""Collective operations with a time limit: no replica waits for ever for one that has died or hangs."""
+"""Collective operations with a time limit: no replica waits forever for a dead or hanging one."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ __all__ = ["HEARD", "Replicas", "Traffic", "Wait", "available_cores", "describe_
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
-# Waits until a collective operation is done.
+# Waits for the end of a collective operation.
 Wait = Callable[[], None]
 
-# Environment variables that launchers set for the processes that they start: those of MPICH and Intel MPI, Open MPI,
-# and MVAPICH. For other launchers, `--replicas` says that there are several processes.
+# Environment variables that launchers set for their processes: those of MPICH and Intel MPI, Open MPI, and MVAPICH.
+# With other launchers, `--replicas` announces several processes.
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-# Seconds for the launcher to pass on what was said: it throws that away when it ends the processes.
+# Seconds for the launcher to pass messages on: it drops them when it ends the processes.
 HEARD = 0.3
-_EAGER = 0.02  # seconds of asking without letting others have the core, where there are enough cores
-_SPIN = 1.0  # seconds of asking without a pause: MPI moves data only while it is asked
+_EAGER = 0.02  # seconds of polling without yielding the core, if there are enough cores
+_SPIN = 1.0  # seconds of polling without a pause: MPI moves data only while it is polled
 _PAUSE = 0.0002  # seconds
-_LOOK = 1.0  # seconds between looks whether the others are alive
+_LOOK = 1.0  # seconds between checks that the others are alive
 
 
 def launched_size() -> int:
-    """Return how many processes a launcher of MPI has started with this one; 1 where none has."""
+    """Return the number of processes that a launcher of MPI has started with this one; 1 without a launcher."""
     sizes = [os.environ[name] for name in SIZE_VARIABLES if name in os.environ]
     return max((int(size) for size in sizes if size.isdecimal()), default=1)
 
 
 def import_mpi() -> Any:
-    """mpi4py's MPI module.
+    """Return mpi4py's MPI module.
 
     Raises:
-        ReplicaError: it is missing, or finds no MPI library.
+        ReplicaError: mpi4py is missing, or finds no MPI library.
     """
     try:
         from mpi4py import MPI
@@ -63,13 +63,13 @@ def import_mpi() -> Any:
 
 
 def available_cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the available cores of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclasses.dataclass
 class Traffic:
-    """The bytes and calls that one replica has given to collective operations.
+    """The bytes and calls of one replica's collective operations.
 
     Attributes:
         messages: number of operations on gradients and weights.
@@ -88,8 +88,8 @@ class Replicas:
     """The processes that train together, one replica each.
 
     Args:
-        comm: an intra-communicator of mpi4py. It is duplicated: messages of others do not get in the way.
-        timeout: seconds after which a replica gives up waiting for the others.
+        comm: an intra-communicator of mpi4py. The session duplicates it, so that other messages do not interfere.
+        timeout: the longest wait for the others, in seconds.
 
     Attributes:
         rank: the number of this replica, from 0.
@@ -97,7 +97,7 @@ class Replicas:
         traffic: the share of this replica in collective operations.
 
     Raises:
-        ReplicaError: that is no communicator, mpi4py is missing, or mpiexec is of another MPI than mpi4py.
+        ReplicaError: the communicator is invalid, mpi4py is missing, or mpiexec is of another MPI than mpi4py.
     """
 
     def __init__(self, comm: Any, timeout: float) -> None:
@@ -111,7 +111,7 @@ class Replicas:
         self._peers: dict[int, tuple[str, int]] = {}
         self._comm: Any = comm
         self._eager = 0.0
-        self._begun = 0  # operations, the same number on all replicas
+        self._begun = 0  # number of operations, the same on all replicas
         self._notices: Notices | None = None
         if self.size > 1:
             self._comm, request = comm.Idup()
@@ -134,7 +134,7 @@ class Replicas:
 
     @property
     def takes_threads(self) -> bool:
-        """True if MPI may be called from another thread than the one that started it."""
+        """True if other threads than the first may call MPI."""
         return bool(self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED)
 
     @property
@@ -148,28 +148,28 @@ class Replicas:
         return self.rank == 0
 
     def sum_in_place(self, array: Array, what: str) -> Wait:
-        """Begin to add up an array over all replicas, in its own memory."""
+        """Begin to sum an array over all replicas, in its own memory."""
         return self._begin_payload(array, self._start("Iallreduce", self._mpi.IN_PLACE, array), what)
 
     def scatter_sums(self, array: Array, share: Array, counts: Sequence[int], what: str) -> Wait:
-        """Begin to add up an array over all replicas; each gets its share of `counts[rank]` elements."""
+        """Begin to sum an array over all replicas; each gets its share of `counts[rank]` elements."""
         return self._begin_payload(array, self._start("Ireduce_scatter", array, share, counts), what)
 
     def gather_shares(self, array: Array, counts: Sequence[int], what: str) -> Wait:
-        """Begin to give each replica all parts of an array; each has its own `counts[rank]` elements in place."""
+        """Begin to send all parts of an array to all replicas; each holds its own `counts[rank]` elements in place."""
         request = self._start("Iallgatherv", self._mpi.IN_PLACE, [array, (counts, _starts(counts))])
         return self._begin_payload(array, request, what)
 
     def sums(self, array: Array, what: str) -> Array:
-        """Add up a small array over all replicas."""
+        """Sum a small array over all replicas."""
         return self._reduced(array.copy(), what, self._mpi.SUM)
 
     def all_true(self, flags: Array, what: str) -> Array:
-        """For each of some flags, whether it is true on all replicas (MPI.LAND)."""
+        """Return for each of some flags whether it is true on all replicas (MPI.LAND)."""
         return self._reduced(np.array(flags, dtype=np.bool_), what, self._mpi.LAND)
 
     def broadcast(self, array: Array, what: str, root: int = 0) -> None:
-        """Give every replica the content of one replica's array, in place."""
+        """Copy the content of one replica's array to all replicas, in place."""
         flat = array.reshape(-1).view(np.uint8)
         self._finish_control(flat, self._start("Ibcast", flat, root), what)
 
@@ -187,7 +187,7 @@ class Replicas:
         return [bytes(found[s : s + n]).decode() for s, n in zip(starts, counts, strict=True)]
 
     def wait(self, done: Callable[[], Any], what: str) -> None:
-        """Wait until an operation is done, and end all replicas where one of them has died or does not come."""
+        """Wait for the end of an operation; end all replicas if one has died or does not take part."""
         begin = time.monotonic()
         look = begin + _LOOK
         try:
@@ -207,10 +207,10 @@ class Replicas:
             self.abort(f"{what} has failed: {one_line(error)}")
 
     def agreed(self, act: Callable[[], T], what: str) -> T:
-        """Do something that may fail here or elsewhere: where it fails on one replica, it fails on all.
+        """Call a function that may fail on any replica: after a failure on one, it fails on all.
 
         Raises:
-            ReplicaError: it failed, with the rank and the text of the error.
+            ReplicaError: the function failed; the message has the rank and the text of the error.
         """
         try:
             result = act()
@@ -221,7 +221,7 @@ class Replicas:
         return result
 
     def raise_together(self, error: BaseException | None, what: str) -> None:
-        """Raise the error that one replica has on all of them; do nothing where none has one."""
+        """Raise the error of one replica, if any, on all replicas."""
         texts = self.exchange("" if error is None else describe_error(error), what)
         failed = [(rank, text) for rank, text in enumerate(texts) if text]
         if error is not None and (self.size == 1 or not isinstance(error, Exception)):
@@ -231,28 +231,28 @@ class Replicas:
             raise ReplicaError(text if self.size == 1 else f"rank {rank}: {text}") from error
 
     def abort(self, text: str, code: int = 1) -> NoReturn:
-        """Say what is wrong, and end the processes of all replicas with an exit code."""
+        """Print a message, and end the processes of all replicas with an exit code."""
         tell(f"rank {self.rank}: {one_line(text)}")
         dismiss_all()
         time.sleep(HEARD)
         self._comm.Abort(code)
-        os._exit(code)  # where Abort returns
+        os._exit(code)  # if Abort returns
 
     def close(self, reason: str = "has closed its session") -> None:
-        """Leave the others, once, and free the communicator, which they do, too."""
+        """Leave the others, once, and free the communicator, as the others do."""
         if self.size > 1 and not self._mpi.Is_finalized():
             self._leave(reason)
             self._comm.Free()
 
     def _leave(self, reason: str) -> None:
-        """Tell the others why this replica takes part in nothing more."""
+        """Send the others the reason why this replica leaves."""
         atexit.unregister(self._leave_at_exit)
         if self._notices is not None:
             self._notices.send(self._token, self._begun, reason)
         self._witness.leave()
 
     def _leave_at_exit(self, process: int) -> None:
-        """Leave the others as the interpreter ends, or end them if an exception does that, which nobody caught."""
+        """Leave the others at the interpreter's end, or end them after an uncaught exception."""
         if process != os.getpid() or self._mpi.Is_finalized():
             return
         error = getattr(sys, "last_value", None)
@@ -279,7 +279,7 @@ class Replicas:
         return array
 
     def _abort_if_gone(self, what: str) -> None:
-        """End all replicas if one has died, or has left that has not begun all the operations that this one has."""
+        """End all replicas if one has died, or has left before an operation that this one has begun."""
         here = socket.gethostname()
         for rank, (host, pid) in self._peers.items():
             if host == here and rank != self.rank and not _lives(pid):
@@ -295,7 +295,7 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line, with its kind where it is none of graphscale's own."""
+    """Return an error in one line, with its class unless it is graphscale's own."""
     text = one_line(error)
     return text if isinstance(error, GraphscaleError) and text else f"{type(error).__name__}: {text}"
 
@@ -304,7 +304,7 @@ def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        # The state comes after the name in parentheses, Z for a process that has ended.
+        # The state follows the name in parentheses; it is Z for an ended process.
         return text.rpartition(")")[2].split()[0] != "Z"
     except ProcessLookupError:
         return False

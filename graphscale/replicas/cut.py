@@ -1,7 +1,8 @@
-"""The cut of a scaled step: at its gradients, which the marks of its nodes show, by the dependences of its values.
+"""The cut of a scaled step at its gradients, by the marks of its nodes and the dependences of its values.
 
-The first half is what the gradients are computed from, and whatever else depends on the batch: the loss, metrics. The
-second half is what depends on the gradients, and what is the same on every replica: bias corrections, a learning rate.
+The first half computes the gradients, and all other values that depend on the batch: the loss, metrics. The second half
+computes all values that depend on the gradients, and values that are the same on every replica: bias corrections, a
+learning rate.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from graphscale.passes import CheckFinite, OrderWrites, UnscaleGradients
 
 __all__ = ["Cut", "find_cut"]
 
-_NEAR = 64  # values between a share of a gradient and the whole
+_NEAR = 64  # limit of values between a part of a gradient and the whole
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The two halves of a step. A node is named by its position in the graph, a value by its name.
+    """The two halves of a step, with nodes by their position in the graph, and values by their name.
 
     Attributes:
-        gradients: the values that are cut, in the order in which a backward pass computes them.
+        gradients: the cut values, in the order of the backward pass.
         first: the nodes of the first half.
-        second: the nodes of the second half; what both need and every replica has is in both.
-        average: values of the first half that the second reads, or outputs, whose mean replicas take.
-        local: other values of the first half that the second reads, unchanged.
-        outputs: the outputs of the graph that the first half gives.
-        kept: the outputs of the graph that the second half gives.
+        second: the nodes of the second half; nodes for both halves without values of the batch are in both.
+        average: operands of the second half from the first, or outputs, of which replicas compute the mean.
+        local: other operands of the second half from the first, unchanged.
+        outputs: the outputs of the graph that the first half computes.
+        kept: the outputs of the graph that the second half computes.
     """
 
     gradients: tuple[str, ...]
@@ -48,18 +49,17 @@ class Cut:
     kept: tuple[str, ...]
 
     def renamed(self, names: Mapping[str, str]) -> Cut:
-        """Return the same cut with other names for the values that go from half to half."""
+        """Return the cut with other names for the values between the halves."""
         parts = (self.gradients, self.average, self.local)
         gradients, average, local = (tuple(names.get(value, value) for value in values) for values in parts)
         return dataclasses.replace(self, gradients=gradients, average=average, local=local)
 
 
 def find_cut(model: ir.Model, stamp: Stamp, name: str) -> Cut:
-    """Find out where a scaled step is cut; messages call it by its name.
+    """Find the cut of a scaled step; messages contain its name.
 
     Raises:
-        SplitError: it has no updates, or it cannot be cut.
-        ModelFileError: its metadata are damaged.
+        SplitError: the step has no updates, or cannot be cut. ModelFileError: the metadata of the step are damaged.
     """
     return _Finder(model.graph, stamp, name).cut()
 
@@ -72,7 +72,7 @@ class _Finder:
         self.operands = {node: operands_of(node) for node in self.nodes}
         self.states = stamp.carried
         self.next = set(stamp.state.values())
-        # Nodes that are there for what they write.
+        # Nodes for their side effects.
         self.sinks = [node for node in self.nodes if not any(v.is_graph_output() or v.uses() for v in node.outputs)]
         if "activations" in stamp.telemetry:
             raise SplitError(
@@ -130,7 +130,7 @@ class _Finder:
         )
 
     def _gradients(self) -> list[ir.Value]:
-        """Find the unscaled gradients as others read them, the whole one where a gradient is a sum of shares."""
+        """Find the unscaled gradients in the form for their readers: the whole gradient for a sum of parts."""
         unscale = {node for node in self.nodes if UnscaleGradients.inserted(node)}
         found = [
             self._wide(value, unscale)
@@ -159,7 +159,7 @@ class _Finder:
         return [value for value in found if value.producer() not in after]
 
     def _wide(self, value: ir.Value, unscale: set[ir.Node]) -> ir.Value:
-        """Return the quotient that a narrow copy was cast from, or the value itself."""
+        """Return the quotient behind a narrow copy, or the value itself."""
         node = value.producer()
         source = node.inputs[0] if node is not None and node.op_type == "Cast" and node.inputs else None
         return source if source is not None and source.producer() in unscale else value
@@ -175,7 +175,7 @@ class _Finder:
         return [main_node(self.owners, node) for node, _ in value.uses()]
 
     def _after(self, values: Iterable[ir.Value]) -> set[ir.Node]:
-        """Find the nodes that depend on one of these values."""
+        """Find the nodes that depend on some values."""
         reached = descendants(self.nodes, values, operands=self.operands.__getitem__)
         return {node for node in self.nodes if not reached.isdisjoint(self.operands[node])}
 
@@ -188,7 +188,7 @@ class _Finder:
     def _second(
         self, gradients: list[ir.Value], late: set[ir.Node], local: set[ir.Value]
     ) -> tuple[set[ir.Node], list[ir.Value]]:
-        """Find the nodes of the second half, and the values of the first that it reads beside the gradients."""
+        """Find the nodes of the second half, and its operands from the first beside the gradients."""
         roots = [v for node in (*late, *self.sinks) if local.isdisjoint(node.outputs) for v in node.outputs]
         roots += [v for v in self.graph.outputs if v not in local or v.name in self.next]
         whole = set(gradients)
@@ -202,7 +202,7 @@ class _Finder:
         return second, [v for node in self.nodes for v in node.outputs if v in crossing and crosses(v)]
 
     def _reaching_state(self, second: set[ir.Node]) -> set[ir.Value]:
-        """Find the values that the next state depends on, back to where the second half begins."""
+        """Find the values above the next state, up to the beginning of the second half."""
         pending = [v for v in self.graph.outputs if v.name in self.next]
         pending += [v for node in self.sinks if node in second for v in node.outputs]
         return ancestors(pending, stop=lambda v: v.producer() not in second, operands=self.operands.__getitem__)
@@ -234,13 +234,13 @@ class _Finder:
 
 
 def _orders(value: ir.Value) -> bool:
-    """Return whether a flag is there for the order of execution alone, and has the same value always."""
+    """Return whether a flag only orders the execution, and always has the same value."""
     node = value.producer()
     return node is not None and OrderWrites.inserted(node)
 
 
 def _is_random(node: ir.Node) -> bool:
-    # Dropout draws where an operand says that this is training.
+    # Dropout draws random numbers if an operand switches to training.
     return has_trait(node, Trait.RANDOM) and (node.op_type != "Dropout" or len(node.inputs) > 2)
 
 

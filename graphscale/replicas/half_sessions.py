@@ -1,4 +1,4 @@
-"""The halves of a step in sessions of a replica: gradients are written where they are reduced and read, uncopied."""
+"""The halves of a step in sessions of a replica, with gradients in one memory for writing, reduction and reading."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARING = "the broadcast of the state"
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaSetup:
-    """The step of a replica, and how its sessions run it.
+    """The step of a replica, and the settings of its sessions.
 
     Attributes:
         replicas: the processes.
@@ -46,7 +46,7 @@ class ReplicaSetup:
     state: Mapping[str, Any] | None
 
     def first_state(self) -> Mapping[str, Any]:
-        """Return the first state: on rank 0 the one given; elsewhere zeros, until rank 0 has sent it."""
+        """Return the first state: the given one on rank 0; elsewhere zeros, until rank 0 has sent the state."""
         if self.replicas.is_first or self.state is not None:
             return self.state or {}
         graph, carried, found = self.halves.update.graph, self.halves.stamp.carried, {}
@@ -62,12 +62,12 @@ class ReplicaSetup:
 
 
 class WholeUpdate:
-    """Every replica updates all state, from the mean of all gradients: the next state is the same everywhere.
+    """An update of all state on every replica, from the mean of all gradients: the next state is the same on all.
 
     Attributes:
         arena: the memory of the gradients.
-        reduction: of the gradients to those that this replica takes.
-        session: runs the second half, or this replica's share of it.
+        reduction: the reduction to the gradients of this replica.
+        session: the session of the second half, or of this replica's share.
         inputs: the inputs of the second half, by name.
         output_names: names of the outputs of the second half.
         specs: all carried state, by name.
@@ -86,7 +86,7 @@ class WholeUpdate:
         self.specs = self.session._carried.specs
 
     def buffer(self, name: str) -> Any:
-        """Return the value of ONNX Runtime that holds carried state; None for what is not carried here."""
+        """Return the value of ONNX Runtime with carried state; None for a name that is not carried here."""
         carried = self.session._carried
         return carried.buffer(name) if name in carried.specs else None
 
@@ -103,11 +103,11 @@ class WholeUpdate:
         return self.session.state_dict()
 
     def write(self, state: Arrays) -> None:
-        """Give the state of rank 0 to all."""
+        """Send the state of rank 0 to all."""
         self.session.load_state_dict(dict(self._broadcast(state)))
 
     def _broadcast(self, state: Arrays) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-        """Yield the state that rank 0 gives, each name with its array."""
+        """Yield the state of rank 0, each name with its array."""
         for name, spec in sorted(self.specs.items()):
             is_given = self._replicas.is_first and name in state
             array = np.array(state[name], order="C") if is_given else np.empty(sizes_of(spec), spec.dtype)
@@ -121,7 +121,7 @@ class FirstHalf:
 
     Args:
         setup: the step of this replica.
-        update: its second half, where the gradients go and the carried state is.
+        update: its second half, with the memory of gradients and the carried state.
 
     Attributes:
         inputs: its inputs.
@@ -143,20 +143,21 @@ class FirstHalf:
         """Return the feeds of the first half in a form that ONNX Runtime accepts.
 
         Raises:
-            SessionError: one does not fit.
+            SessionError: a feed does not fit.
         """
         return {name: bindable(name, feeds[name], spec) for name, spec in self.inputs.items() if name in feeds}
 
     def run(self, stage: int, values: dict[str, Any], fetch: Sequence[str]) -> None:
-        """Run a stage: its gradients are in the arena then.
+        """Run a stage, which writes its gradients into the arena.
 
         Args:
             stage: its number, from 0.
-            values: feeds, and what the stages before gave; what this one gives is added, as values of ONNX Runtime.
-            fetch: outputs that are wanted for their own sake.
+            values: the feeds, and the results of earlier stages; results of this stage are added, as values of ONNX
+                Runtime.
+            fetch: the names of outputs to return.
 
         Raises:
-            SessionError: it could not run.
+            SessionError: the run failed.
         """
         read = {name: self._buffer(name) or values.get(name) for name in self._reads[stage]}
         gradients, needed = self._arena.gradients, self._needed[stage]
@@ -166,16 +167,16 @@ class FirstHalf:
 
 
 def run_bound(session: Any, values: Mapping[str, Any], outputs: Mapping[str, Any], subject: str) -> dict[str, Any]:
-    """Run a session of ONNX Runtime, and return its outputs, as values of ONNX Runtime.
+    """Run a session of ONNX Runtime, and return its outputs as values of ONNX Runtime.
 
     Args:
         session: the session.
-        values: the inputs: arrays, or values of ONNX Runtime; None for one that is not fed.
-        outputs: the outputs to compute, by name: the value to write one to, or None for a new one.
-        subject: a name for what is run, for messages.
+        values: the inputs: arrays, or values of ONNX Runtime; None for an input without a feed.
+        outputs: the outputs to compute, by name: a value to write to, or None for a new one.
+        subject: a name of the run for messages.
 
     Raises:
-        SessionError: it could not run.
+        SessionError: the run failed.
     """
     binding = session.io_binding()
     for name, value in values.items():
@@ -194,5 +195,5 @@ def run_bound(session: Any, values: Mapping[str, Any], outputs: Mapping[str, Any
 
 
 def sizes_of(spec: InputSpec) -> list[int]:
-    """Return the shape of a value whose shape is known."""
+    """Return the known shape of a value."""
     return [axis for axis in spec.shape if isinstance(axis, int)]

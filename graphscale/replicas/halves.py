@@ -1,4 +1,4 @@
-"""Taking parts of a step out of it: models that have some of its nodes, and read from each other what they lack."""
+"""The parts of a step as models of some of its nodes, which read each other's results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["MARK", "REPLICAS_FINITE", "add_common_decision", "cut_stages", "extr
 
 # The mark of the nodes that splitting inserts.
 MARK = "split"
-# The input of the second half that says whether the gradients of all replicas are finite.
+# The input of the second half for a bool value: true if the gradients of all replicas are finite.
 REPLICAS_FINITE = "replicas_finite"
 
 
 def know_types(model: ir.Model, names: Collection[str]) -> None:
-    """Give values the dtype and shape that they have, where the model does not say.
+    """Add missing dtypes and shapes to values.
 
     Raises:
-        UnsupportedModelError: the dtype of one of them cannot be told.
+        UnsupportedModelError: the dtype of a value is unknown.
     """
     values = values_by_name(model.graph)
     if all(values[name].dtype is not None and values[name].shape is not None for name in names):
@@ -47,10 +47,10 @@ def know_types(model: ir.Model, names: Collection[str]) -> None:
 
 
 def gradients_of(model: ir.Model, names: Iterable[str]) -> list[Gradient]:
-    """Return the gradients of these names.
+    """Return the gradients with some names.
 
     Raises:
-        SplitError: the shape of one is not known.
+        SplitError: the shape of a gradient is unknown.
     """
     values, found = values_by_name(model.graph), []
     for name in names:
@@ -67,17 +67,17 @@ def gradients_of(model: ir.Model, names: Iterable[str]) -> list[Gradient]:
 def extract(
     model: ir.Model, nodes: Collection[int], outputs: Sequence[str], states: Collection[str], *, keep_states: bool
 ) -> tuple[ir.Model, dict[str, str]]:
-    """Extract a model of some nodes of a step. A value of other nodes that they read becomes an input of its name.
+    """Extract a model of some nodes of a step. Their operands from other nodes become inputs of the same name.
 
     Args:
         model: the step, which is not changed.
         nodes: the positions of the nodes.
-        outputs: its outputs: values of its nodes, or values that it reads.
+        outputs: the outputs of the model: results of its nodes, or operands.
         states: the carried inputs.
-        keep_states: whether carried state keeps its initial values, and is an input though nothing reads it.
+        keep_states: True if carried state keeps its initial values, and is an input even without readers.
 
     Returns:
-        the model, and the names of inputs that are not those of the values, because outputs have them.
+        the model, and the new names of inputs, where outputs have the names of the values.
     """
     work = model.clone()
     graph = work.graph
@@ -104,7 +104,7 @@ def extract(
     graph.outputs.extend(values[name] for name in outputs)
     removed = [node for node in everything if node not in kept]
     for inner in (inner for node in removed for inner in inner_nodes(node)):
-        inner.resize_inputs(0)  # A body that is removed reads nothing any more.
+        inner.resize_inputs(0)  # A removed body must not read values.
     graph.remove(removed, safe=True)
     _drop_unread(graph, states, keep_states)
     RemoveUnusedFunctionsPass()(work)  # type: ignore[no-untyped-call]
@@ -116,7 +116,8 @@ def cut_stages(
 ) -> tuple[ir.Model, ...]:
     """Return the models of the first half, one for each group of gradients.
 
-    A node belongs to the first stage that needs it; what no gradient needs, a metric, to the first that can give it.
+    A node belongs to the first stage that needs it; a node for no gradient, such as a metric's, to the first possible
+    stage.
     """
     nodes = list(model.graph)
     stage_of = _stages(nodes, cut, groups)
@@ -142,7 +143,7 @@ def cut_stages(
 
 
 def add_common_decision(graph: ir.Graph, name: str) -> None:
-    """Let the step be applied only if the gradients of all replicas are finite: an input says so, true by default.
+    """Apply the step only if the gradients of all replicas are finite, by an input, true by default.
 
     Before: `all_finite = Not(any_nonfinite)`
     After:  `all_finite.own = Not(any_nonfinite); all_finite = And(all_finite.own, replicas_finite)`
@@ -155,7 +156,7 @@ def add_common_decision(graph: ir.Graph, name: str) -> None:
     build = editor.builder(MARK, at=behind(own), dtype=ir.DataType.BOOL, shape=())
     common = build.op("And", [own, flag], name=f"{name}.common")
     editor.replace(own, common, uses, "own")
-    if common.name != name:  # no graph output
+    if common.name != name:  # not a graph output
         own.name, common.name = editor.unique(f"{name}.own"), name
 
 
@@ -189,8 +190,7 @@ def _stages(nodes: Sequence[ir.Node], cut: Cut, groups: Sequence[Sequence[Gradie
         if not new:
             names = ", ".join(gradient.name for gradient in group)
             raise SplitError(
-                f"{len(groups)} stages do not fit: the gradients {names} are there when stage {stage} has run; take "
-                "fewer"
+                f"{len(groups)} stages do not fit: the gradients {names} exist after stage {stage}; take fewer"
             )
         found.update((node, stage) for node in new)
     for i in sorted(cut.first):

@@ -1,4 +1,4 @@
-"""Notices of replicas that leave the others: why, and after how many operations."""
+"""Notices of replicas that leave the others: the reason, and the number of their operations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _REASON = 500  # characters
 class Notices:
     """The notices among some processes.
 
-    Their communicator is never freed: nobody waits for the notices that are left when all have ended in order, and Open
-    MPI would take them for messages of the next communicator. There is one for all sessions of the same processes.
+    Their communicator is never freed: when all replicas end in order, the remaining notices are never received, and
+    Open MPI would treat them as messages of the next communicator. All sessions of the same processes share one
+    communicator.
 
     Args:
         mpi: mpi4py's MPI module.
-        comm: a communicator that nothing else uses.
+        comm: a communicator for notices alone.
     """
 
     present: ClassVar[dict[tuple[Any, ...], Notices]] = {}
@@ -33,11 +34,11 @@ class Notices:
         self._found: dict[str, dict[int, tuple[int, str]]] = {}
 
     def send(self, token: str, begun: int, reason: str) -> None:
-        """Send all others the notice that this process takes part in nothing more.
+        """Send all others a notice that this process leaves.
 
         Args:
-            token: that of the session.
-            begun: the operations that this process has begun.
+            token: the token of the session.
+            begun: the number of operations that this process has begun.
             reason: the text after "rank 3" in a message.
         """
         notice = json.dumps([token, begun, one_line(reason)[:_REASON]]).encode()
@@ -48,10 +49,10 @@ class Notices:
             while requests and time.monotonic() < end:
                 requests = [request for request in requests if not request.Test()]
         except self._mpi.Exception:
-            pass  # they have ended themselves
+            pass  # they have ended, too
 
     def find_leaver(self, token: str, begun: int) -> str | None:
-        """Return a rank that has left before so many operations of a session were begun, and why; None for none."""
+        """Return a rank that has left before a number of operations of a session, and its reason; None for none."""
         status = self._mpi.Status()
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _TAG, status):
             notice = bytearray(status.Get_count())

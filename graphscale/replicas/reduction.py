@@ -1,4 +1,4 @@
-"""The mean of gradients over replicas, in their own memory, and whether it is finite."""
+"""The mean of gradients over replicas, in their own memory, and its finite check."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["Reduction", "mean_and_check"]
 
 Array = np.ndarray[Any, Any]
 
-_CHUNK = 2**16  # elements, few enough to stay in the cache from the one pass to the other
+_CHUNK = 2**16  # number of elements that remain in the cache between two passes
 
 
 class Reduction:
-    """Reduces the buckets of a step, those of a stage while the next one runs.
+    """The reduction of a step's buckets, those of a stage while the next one runs.
 
-    With more than one stage the operations are those of a thread of its own, which works while ONNX Runtime does; no
-    other thread may talk to MPI until `finish` has returned.
+    With more than one stage, the operations run in their own thread, in parallel to ONNX Runtime; no other thread may
+    call MPI until `finish` has returned.
 
     Args:
         replicas, buckets: all of them.
-        begin: begins to reduce the bucket of a number.
-        results: for each bucket the memory of what this replica gets of it.
+        begin: begins the reduction of a bucket, by its number.
+        results: for each bucket, the memory of this replica's result.
 
     Raises:
-        ReplicaError: there are stages, and the MPI library was not started for threads.
+        ReplicaError: there are several stages, and the MPI library was not started for threads.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Reduction:
             self._results.append(self._thread.submit(self._reduce, own).result)
 
     def finish(self) -> bool:
-        """Wait for all buckets: whether all their elements are finite. A single replica leaves that to its step."""
+        """Wait for all buckets; return whether all are finite. A single replica leaves the check to its step."""
         results, self._results = self._results, []
-        finite = [result() for result in results]  # all of them: until then MPI is the thread's
+        finite = [result() for result in results]  # wait for all: until then, only the thread may call MPI
         return all(finite)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Reduction:
             self._thread.shutdown()
 
     def _reduce(self, own: list[int]) -> bool:
-        """Reduce some buckets, one under way while the one before is averaged and checked."""
+        """Reduce some buckets, each while the one before is averaged and checked."""
         waits = [self._begin(i) for i in own[:1]]
         finite = True
         for at, i in enumerate(own):
@@ -83,9 +83,10 @@ class Reduction:
 
 
 def mean_and_check(array: Array, count: int) -> bool:
-    """Divide a sum of so many by their number, in place; whether all elements are finite.
+    """Divide a sum by a number of replicas, in place; return whether all elements are finite.
 
-    A sum that is finite proves that all is; one that is not may be an overflow, and each element is looked at.
+    A finite sum of all elements proves them finite; a non-finite one may be an overflow, so that each element is
+    checked.
     """
     finite = True
     with np.errstate(all="ignore"):

@@ -30,14 +30,14 @@ from graphscale.training.run import World
 
 __all__ = ["ReplicaWorld", "Share", "map_npz"]
 
-_FIRST_SPEAKS = 1.0  # seconds for which the others let rank 0 tell an error that all of them have
+_FIRST_SPEAKS = 1.0  # seconds for rank 0 to print a common error first
 _LOCAL_HEADER = struct.Struct("<26xHH")  # before a member of a zip file; the lengths of its name and extra field
 
 
 def _start_mpi(timeout: float) -> Any:
-    """Import MPI, which waits in C for all processes that were started: also for one that has ended before it came.
+    """Import MPI, which waits in C for all started processes, even for one that has already ended.
 
-    Python's own watchdog ends this process then, with the line that it waits in.
+    Then Python's own watchdog ends this process, and prints the waiting line.
     """
     if launched_size() == 1 or not timeout > 0:
         return import_mpi()
@@ -49,20 +49,20 @@ def _start_mpi(timeout: float) -> Any:
 
 
 class ReplicaCheckpoints(Checkpoints):
-    """The checkpoints of a run of several replicas: rank 0 reads and writes the files, and all take part."""
+    """The checkpoints of a run with several replicas: rank 0 reads and writes the files, and all take part."""
 
     def __init__(self, replicas: Replicas, folder: str | os.PathLike[str], keep: int = 3) -> None:
         super().__init__(folder, keep)
         self._replicas = replicas
 
     def all(self) -> list[Path]:
-        """Every checkpoint that rank 0 sees, the oldest first; on all replicas."""
+        """Return the checkpoints of rank 0, the oldest first, on all replicas."""
         found = super().all() if self._replicas.is_first else []
         texts = self._replicas.exchange(json.dumps([str(path) for path in found]), "the list of checkpoints")
         return [Path(text) for text in json.loads(texts[0])]
 
     def newest_state(self) -> Arrays:
-        """Return the arrays of the newest checkpoint on rank 0; none elsewhere, since rank 0 gives them to all."""
+        """Return the arrays of the newest checkpoint on rank 0; none elsewhere, since rank 0 sends them to all."""
         if self._replicas.is_first:
             return super().newest_state()
         self.all()  # as rank 0 does
@@ -70,7 +70,7 @@ class ReplicaCheckpoints(Checkpoints):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder and keep other runs out of it, on rank 0."""
+        """Create the folder, and lock it against other runs, on rank 0."""
         with super().opened() if self._replicas.is_first else nullcontext():
             yield
 
@@ -80,14 +80,14 @@ class ReplicaCheckpoints(Checkpoints):
 
 
 class Share(Batches):
-    """This replica's part of the batches of a run: the run is that of one process, with any number of them.
+    """This replica's part of the batches of a run, which equals the run of a single process.
 
-    Sample for sample, the parts of all replicas are the batch that one process would have. The rest of an epoch is a
-    smaller batch; samples of it that cannot be divided are left out.
+    Together, the parts of all replicas are the batch of a single process. The rest of an epoch is a smaller batch,
+    without samples that cannot be divided.
 
     Args:
         data, seed, shuffle: as for `Batches`.
-        size: the batch size, of all replicas together; None for the one that the step fixes for each, or 32.
+        size: the batch size of all replicas together; None for the step's fixed size for each, or 32.
         rank: the number of this replica, from 0.
         replicas: number of replicas.
 
@@ -122,7 +122,7 @@ class Share(Batches):
 
 
 def map_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Map the arrays of an .npz file into memory where `numpy.savez` wrote them: only used parts are read.
+    """Map the arrays of an .npz file by `numpy.savez` into memory: only used parts are read.
 
     Compressed arrays are read whole.
 
@@ -136,7 +136,7 @@ def map_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
                 return read_npz(path, TrainingError)
             return {m.filename.removesuffix(".npy"): _mapped(path, file, m) for m in members}
     except (OSError, ValueError, KeyError, struct.error, NotImplementedError, zipfile.BadZipFile):
-        return read_npz(path, TrainingError)  # which says what is wrong
+        return read_npz(path, TrainingError)  # which names the fault
 
 
 def _mapped(path: str | os.PathLike[str], file: Any, member: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
@@ -157,7 +157,7 @@ class ReplicaWorld(World):
     """The replicas of a run from the command line.
 
     Args:
-        replicas: number of replicas; None for as many as were started.
+        replicas: number of replicas; None for the number of started processes.
         bucket_bytes, stages, timeout, sharded: as for `ReplicatedSession`.
 
     Raises:
@@ -185,7 +185,7 @@ class ReplicaWorld(World):
         agree(self._replicas, settings())
 
     def load(self, path: Path) -> dict[str, np.ndarray[Any, Any]]:
-        """Map the arrays of a file of data; each replica reads its share."""
+        """Map the arrays of a data file; each replica reads its share."""
         return map_npz(path)
 
     def batches(self, data: Data, size: int | None, seed: int, shuffle: bool) -> Share:
@@ -204,14 +204,14 @@ class ReplicaWorld(World):
         return self._session
 
     def stops(self, signalled: bool) -> bool:
-        """Return whether the run ends with its last step on all replicas, since one of them was signalled before."""
+        """Return whether the run ends with the last step on all replicas, after a signal to one."""
         if signalled:
             self._session.ask_to_stop()
         return self._session.stopping
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
-        """Begin, and let an error on one replica end all of them: with one line, exit code 2 where it is bad input."""
+        """End all replicas, in a `with` block, after an error on one: with one line, and exit code 2 for bad input."""
         try:
             self._replicas = Replicas(self._comm, self._settings["timeout"])
             yield

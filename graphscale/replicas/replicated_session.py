@@ -1,4 +1,4 @@
-"""ReplicatedSession: one process a replica, gradients reduced by MPI, and one decision for all."""
+"""ReplicatedSession: one process per replica, gradients reduced by MPI, and one decision for all."""
 
 from __future__ import annotations
 
@@ -37,41 +37,40 @@ __all__ = ["ReplicatedSession"]
 
 
 class ReplicatedSession(Session):
-    """A training session of one replica among several: the same step, on each a share of the batch.
+    """A training session of one replica among several, with the same step, on a share of the batch each.
 
-    Each replica computes the gradients of its share of the batch. Their mean over all replicas is taken by
-    MPI_Allreduce, in the memory that the gradients were computed into. The step is applied only if all of it is finite
-    on all replicas (MPI_LAND), so that the loss scale and all state stay the same everywhere. Scalar floating-point
-    outputs that depend on the batch, and running statistics, are means over the replicas, too; other outputs are those
-    of this replica's share.
+    Each replica computes the gradients of its share of the batch. MPI_Allreduce computes their mean over all replicas,
+    in the memory of the gradients. The step is applied only if the mean is finite on all replicas (MPI_LAND), so that
+    the loss scale and all state stay the same everywhere. Scalar floating-point outputs that depend on the batch, and
+    running statistics, are means over the replicas, too; other outputs are those of this replica's share.
 
-    The methods are those of `Session`, on sessions of the two halves. Rank 0 writes the files, which are of the whole
-    step: they can be loaded with any number of replicas, and by a `Session`.
+    The methods are those of `Session`, on sessions of the two halves. Rank 0 writes the files, which belong to the
+    whole step: any number of replicas, or a `Session`, can load them.
 
-    All methods but the properties are collective: every replica calls them, in the same order. An error on one replica
-    is raised on all, with its rank. A replica that dies or does not answer ends all, with one line that says so; so
-    does an exception that leaves a `with` block on one replica. One thread at a time may use it, since the order
-    of calls is common; a forked process cannot, and it cannot be copied or pickled.
+    All methods, but no properties, are collective: every replica calls them, in the same order. An error on one replica
+    is raised on all, with its rank. A replica that dies or does not answer ends all, with one line on it; so does an
+    exception that leaves a `with` block on one replica. Only one thread at a time may use a session, since the order of
+    calls is common. A forked process cannot use it, and it cannot be copied or pickled.
 
     Args:
-        step: a scaled step with its optimizer inside: a path, what `scale` returned, or a model.
+        step: a scaled step with its optimizer inside: a path, the result of `scale`, or a model.
         comm: an intra-communicator of mpi4py, such as `mpi4py.MPI.COMM_WORLD`: one replica for each of its processes.
         providers: execution providers, as for `Session`.
         session_options: options of ONNX Runtime, as for `Session`.
-        state: `{input name: array}`: initial values of carried inputs; those of rank 0 count, and others need none.
+        state: `{input name: array}`: initial values of carried inputs, needed on rank 0 alone.
         bucket_bytes: the largest size of a message: bytes, or a text like "25MiB".
         stages: parts of the backward pass; the gradients of one are reduced while the next one runs.
-        sharded: each replica keeps and updates a share of the weights and moments (ZeRO, stage 1), instead of all.
-        replicas: number of replicas; None for one in each process.
+        sharded: True if each replica keeps and updates only a share of the weights and moments (ZeRO, stage 1).
+        replicas: number of replicas; None for one per process.
         timeout: seconds to wait for the others.
 
     Attributes:
         stamp: the scaling as the model's metadata record it.
         inputs: the inputs of a step, without the carried state: `{input name: InputSpec}`.
-        output_names: names of the outputs that a step can return.
+        output_names: the names of the outputs that a step can return.
         rank: the number of this replica, from 0.
         size: number of replicas.
-        stopping: whether a replica had called `ask_to_stop` before the last step; the same on all.
+        stopping: True if a replica called `ask_to_stop` before the last step; the same on all.
 
     Raises:
         ReplicaError: the replicas differ, or an argument is wrong on one of them.
@@ -155,16 +154,16 @@ class ReplicatedSession(Session):
         """Run one training step, together with the other replicas.
 
         Args:
-            feeds: `{input name: value}` of this replica's share of the batch, and of what is the same on all replicas,
-                such as a learning rate.
+            feeds: `{input name: value}` of this replica's share of the batch, and of common inputs, such as a learning
+                rate.
             fetch: the names of the outputs to return; None for all but the carried state.
 
         Returns:
-            the outputs, `{output name: array}`; its attributes say whether the step was applied.
+            the outputs, `{output name: array}`, with attributes for the status of the step, such as `applied`.
 
         Raises:
-            ReplicaError: a feed of one replica is missing, unknown, or does not fit, the step cannot run there, or
-                what the update reads differs between replicas. No state has changed.
+            ReplicaError: a feed of one replica is missing, unknown, or does not fit, the step cannot run there, or an
+                operand of the update differs between replicas. No state has changed.
         """
         with self._access:
             return self._step(feeds, fetch)
@@ -192,7 +191,7 @@ class ReplicatedSession(Session):
                     self._first.run(stage, values, wanted)
                 except BaseException as caught:
                     error = caught
-            # A replica with an error takes part all the same: the others are waiting for it.
+            # A replica with an error takes part nevertheless: the others are waiting for it.
             self._update.reduction.start(stage)
         finite = self._update.reduction.finish()
         if self.size > 1:
@@ -211,7 +210,7 @@ class ReplicatedSession(Session):
             return self._update.read()
 
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
-        """Replace all carried state on all replicas by what rank 0 is given; that of others is not looked at.
+        """Replace all carried state on all replicas by the state on rank 0; other replicas' arguments are ignored.
 
         Raises:
             ReplicaError: a state is missing, unknown, or does not fit; then nothing has changed.
@@ -219,7 +218,7 @@ class ReplicatedSession(Session):
         self._load(lambda: {} if state is None else state, "the state given")
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
-        """Let rank 0 read all carried state from a file that `save_state` wrote, here or of a `Session`.
+        """Load all carried state on rank 0, from a file of `save_state`, also one of a `Session`.
 
         Returns:
             the extra texts, on all replicas.
@@ -236,19 +235,19 @@ class ReplicatedSession(Session):
             return json.loads(self._replicas.exchange(json.dumps(extra), "reading the state")[0])  # type: ignore[no-any-return]
 
     def ask_to_stop(self) -> None:
-        """Let `stopping` be true on all replicas after the next step, for a loop that all are to leave at once.
+        """Set `stopping` on all replicas after the next step, for a loop that all leave at once.
 
-        Not collective: one replica may call it, which has received a signal, say.
+        The method is not collective: a single replica may call it, for example after a signal.
         """
         self._wants_stop = True
 
     def close(self) -> None:
-        """Free the sessions, all buffers and the communicator; a replica that still waits for this one ends all."""
+        """Free the sessions, all buffers and the communicator; a replica still waiting for this one ends all."""
         self._close("has closed its session")
 
     def _close(self, reason: str) -> None:
         if not self._access.is_here:
-            return  # the communicator is that of another process
+            return  # the communicator belongs to another process
         with self._access:
             if self._session is not None:
                 self._session = None
@@ -270,7 +269,7 @@ class ReplicatedSession(Session):
             result = self._update.apply(feeds, late)
         except BaseException as error:
             if self.size > 1:
-                # The others have applied the step already.
+                # The others have already applied the step.
                 self._replicas.abort(f"the update failed: {describe_error(error)}")
             raise
         given = {**averaged, **result}
@@ -280,7 +279,7 @@ class ReplicatedSession(Session):
         return result
 
     def _load(self, read: Callable[[], Mapping[str, Any]], source: str) -> None:
-        """Let rank 0 read state, check it, and give it to all."""
+        """Read and check state on rank 0, and send it to all."""
 
         def checked() -> Arrays:
             return check_state(self._update.specs, read(), source, self.stamp) if self._replicas.is_first else {}
@@ -291,7 +290,7 @@ class ReplicatedSession(Session):
             self._update.write(found)
 
     def _write_file(self, write: Callable[[], None], what: str) -> None:
-        """Let rank 0 write a file."""
+        """Write a file on rank 0."""
         with self._access:
             self._replicas.agreed(lambda: write() if self._replicas.is_first else None, what)
 
@@ -299,7 +298,7 @@ class ReplicatedSession(Session):
         return self._update.session._read(*names)
 
     def _shared_cores(self) -> ort.SessionOptions:
-        """Options that leave the other replicas on this machine their cores, where the launcher has bound none."""
+        """Return options that leave the other replicas on this machine their cores, if the launcher has bound none."""
         options = make_quiet_options()
         if (cores := available_cores()) == os.cpu_count():
             options.intra_op_num_threads = max(1, cores // self._replicas.neighbours)
@@ -307,7 +306,7 @@ class ReplicatedSession(Session):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None and self.size > 1 and not isinstance(error, ReplicaError | SystemExit):
-            # The others know nothing of it, and would wait for this replica.
+            # The others do not know of the error, and would wait for this replica.
             if isinstance(error, GraphscaleError):
                 self._replicas.abort(describe_error(error), 2)
             traceback.print_exception(error)

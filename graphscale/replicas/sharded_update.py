@@ -1,7 +1,7 @@
 """The second half in shares: each replica keeps and updates its part of the state (ZeRO, stage 1).
 
 Gradients are reduced to their owners (MPI_Reduce_scatter), each updates its part, and the weights are gathered
-(MPI_Allgatherv) in few messages. Moments are nowhere but at their owner.
+(MPI_Allgatherv) in few messages. Only the owner of a moment has it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALIGNED = 64  # bytes
 
 
 class ShardedUpdate(WholeUpdate):
-    """Every replica updates its share of the state.
+    """An update of each replica's share of the state.
 
     Raises:
         SplitError: the update cannot be divided.
@@ -43,7 +43,7 @@ class ShardedUpdate(WholeUpdate):
         self._replicas = replicas
         graph, name, rank = halves.update.graph, "the step", replicas.rank
         if halves.stamp.telemetry:
-            raise SplitError(f"{name} cannot be sharded: its telemetry looks at all gradients; scale it without")
+            raise SplitError(f"{name} cannot be sharded: its telemetry reads all gradients; scale it without")
         if (decision := halves.stamp.names.get("all_finite")) is not None:
             trust_replicas(graph, decision, name)
         gradients = {gradient.name: gradient for gradient in halves.gradients}
@@ -65,7 +65,7 @@ class ShardedUpdate(WholeUpdate):
             results.append(rest)
             for segment in bucket.segments:
                 if by_gradient[segment.gradient] == rank:
-                    # The update reads this replica's gradients where their sums arrive.
+                    # The update reads this replica's gradients in the memory of their sums.
                     self._takes[segment.gradient] = gradients[segment.gradient].place(rest)
                     rest = rest[segment.end :]
         memory = self.arena.buckets
@@ -88,11 +88,11 @@ class ShardedUpdate(WholeUpdate):
         )
 
     def buffer(self, name: str) -> Any:
-        """Return the value of ONNX Runtime that holds state: a gathered one, or one of this replica's session."""
+        """Return the value of ONNX Runtime with a state: a gathered one, or one of this replica's session."""
         return self._gathered.values.get(name) or super().buffer(name)
 
     def apply(self, values: Mapping[str, Any], fetch: Sequence[str]) -> StepResult:
-        """Exchange what other owners need, run this replica's share of the second half, and gather the weights."""
+        """Exchange numbers for other owners, run this replica's share of the second half, and gather the weights."""
         known = {**values, **self._takes}
         for part, names in zip(self._before, self._shares.rounds, strict=True):
             known.update(self._run(part, known))
@@ -121,7 +121,7 @@ class ShardedUpdate(WholeUpdate):
         return found
 
     def write(self, state: Arrays) -> None:
-        """Give the state of rank 0 to all; each keeps its share and the weights."""
+        """Send the state of rank 0 to all; each keeps its share and the weights."""
         self._first, own = {}, {}
         for name, array in self._broadcast(state):
             if name in self.session._carried.specs:
@@ -136,7 +136,7 @@ class ShardedUpdate(WholeUpdate):
         return run_bound(part, values, dict.fromkeys(output.name for output in part.get_outputs()), "update")
 
     def _exchange(self, names: Mapping[str, int], known: Mapping[str, Any]) -> Arrays:
-        """Return the numbers of a round, each from its owner: the others add zero."""
+        """Return the numbers of a round, each from its owner, to which the others add zero."""
         own = [known[name].numpy().item() if rank == self._replicas.rank else 0.0 for name, rank in names.items()]
         what = "the exchange of what the shares of an update have in common"
         numbers = self._replicas.sums(np.asarray(own, np.float64), what)
@@ -148,12 +148,12 @@ class ShardedUpdate(WholeUpdate):
 
 
 class GatheredState:
-    """State that its owners update and all replicas read. All shapes are known.
+    """State that owners update and all replicas read. All shapes are known.
 
-    A message holds `nbytes` at most, where the tensors allow it.
+    A message has at most `nbytes`, if the tensors allow it.
 
     Attributes:
-        values: the values of ONNX Runtime that hold it, by name.
+        values: the values of ONNX Runtime with the state, by name.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class GatheredState:
         self.values = {name: ort.OrtValue.ortvalue_from_numpy(view) for name, view in self._views.items()}
 
     def set(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Put a value in its place, if this holds it."""
+        """Store a value, if it is gathered here."""
         if name in self._views:
             self._views[name][...] = array
 
     def gather(self, carried: CarriedState) -> None:
-        """Take over what this replica has updated, and give it to all."""
+        """Copy the state that this replica has updated, and send it to all."""
         for name in self._own:
             self._views[name][...] = carried.buffer(name).numpy()
         what = "the gathering of the weights"

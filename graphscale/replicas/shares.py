@@ -1,9 +1,7 @@
-"""The state and gradients of a step in as many shares as there are replicas (ZeRO, stage 1).
+"""The state and gradients of a step in shares, one per replica (ZeRO, stage 1).
 
-Tensors that the update combines with one another have one owner: a weight, its gradient and its moments. The values
-that it takes from other owners must be
-single numbers, the parts of a norm, which are exchanged: there the second half of a
-replica is cut.
+Tensors that the update combines have one owner: a weight, its gradient and its moments. Operands from other owners must
+be single numbers, such as the parts of a norm, which are exchanged: there the second half of a replica is cut.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ class Shares:
     """The division of an update.
 
     Attributes:
-        owners: `{name: rank}` of gradients and of carried inputs; state that is not in it is single numbers, which
-            every replica updates for itself.
-        rounds: the numbers that are exchanged, after one another: `{name: rank that computes it}`.
-        nodes: for each node its round, from 0, and its owner; None for all.
+        owners: `{name: rank}` of gradients and of carried inputs; other state consists of single numbers, which every
+            replica updates for itself.
+        rounds: the exchanged numbers, round by round: `{name: computing rank}`.
+        nodes: for each node, its round, from 0, and its owner; None for all owners.
     """
 
     owners: dict[str, int]
@@ -44,10 +42,10 @@ class Shares:
 
 
 def trust_replicas(graph: ir.Graph, decision: str, name: str) -> None:
-    """Let the decision of a second half be that of all replicas alone: none of them sees all gradients.
+    """Replace the finite check of a second half by the decision of all replicas, since none has all gradients.
 
     Raises:
-        SplitError: its own check looks at more than the gradients.
+        SplitError: its own check reads other values than the gradients.
     """
     values = values_by_name(graph)
     common = values[decision].producer()
@@ -55,7 +53,8 @@ def trust_replicas(graph: ir.Graph, decision: str, name: str) -> None:
     for node in nodes_above(common.inputs[0]):
         if node.metadata_props.get(PASS_KEY) not in (CheckFinite.name, MARK):
             raise SplitError(
-                f"{name} cannot be sharded: its finite check looks at more than the gradients, at {node_name(node)!r}"
+                f"{name} cannot be sharded: its finite check reads other values than the gradients, at "
+                f"{node_name(node)!r}"
             )
     common.replace_input_with(0, values[REPLICAS_FINITE])
     for node in reversed(list(graph)):
@@ -66,16 +65,16 @@ def trust_replicas(graph: ir.Graph, decision: str, name: str) -> None:
 def share_out(
     graph: ir.Graph, gradients: Mapping[str, Gradient], pairs: Mapping[str, str], size: int, name: str
 ) -> Shares:
-    """Divide an update, the second half of a step, among so many replicas.
+    """Divide an update, the second half of a step, among a number of replicas.
 
     Args:
         graph, name: the second half, and a name for messages.
-        gradients: the gradients by the input that takes them.
-        pairs: the output that gives the next value of each carried input, where an output does.
+        gradients: the gradients by their input.
+        pairs: for each carried input, the output with its next value, if any.
         size: the number of replicas.
 
     Raises:
-        SplitError: it mixes all gradients.
+        SplitError: the update mixes all gradients.
     """
     groups = _groups(graph, pairs)
     weight: Counter[ir.Value] = Counter()
@@ -89,7 +88,7 @@ def share_out(
 
 
 def _groups(graph: ir.Graph, pairs: Mapping[str, str]) -> dict[ir.Value, ir.Value]:
-    """Return one member of its group for each tensor that belongs to a group."""
+    """Return for each tensor in a group one member of the group."""
     parent = {value: value for value in graph.inputs if not is_scalar(value)}
 
     def find(value: ir.Value) -> ir.Value:
@@ -112,7 +111,7 @@ def _groups(graph: ir.Graph, pairs: Mapping[str, str]) -> dict[ir.Value, ir.Valu
 
 
 def _balance(groups: Mapping[ir.Value, ir.Value], weight: Counter[ir.Value], size: int) -> dict[ir.Value, int]:
-    """Choose an owner for each group: the largest first, to the replica that has the least."""
+    """Choose an owner for each group, the largest first: the replica with the smallest share so far."""
     loads = [0] * size
     found = {}
     for root in sorted(dict.fromkeys(groups.values()), key=lambda root: -weight[root]):
@@ -122,7 +121,7 @@ def _balance(groups: Mapping[ir.Value, ir.Value], weight: Counter[ir.Value], siz
 
 
 def _rounds(graph: ir.Graph, inputs: Mapping[ir.Value, int]) -> Shares:
-    """Choose the round and the owner of each node: it waits for the numbers of other owners that it reads."""
+    """Choose the round and the owner of each node, which waits for its operands from other owners."""
     nodes = list(graph)
     owner: dict[ir.Value, int | None] = {**inputs}
     level: Counter[ir.Value] = Counter()
@@ -134,7 +133,7 @@ def _rounds(graph: ir.Graph, inputs: Mapping[ir.Value, int]) -> Shares:
         home = next(iter(found), None)
         joint = any(owner.get(v) is None and level[v] for v in operands)
         if len(found) > 1 or (joint and all(map(is_scalar, node.outputs))):
-            # Numbers that are known to all already are best combined by all: that saves an exchange.
+            # All replicas combine numbers that all know, which saves an exchange.
             home = next((owner[v] for v in operands if owner.get(v) is not None and not is_scalar(v)), None)
         foreign = [v for v in operands if owner.get(v) is not None and owner[v] != home]
         for value in foreign:
@@ -162,15 +161,14 @@ def _rounds(graph: ir.Graph, inputs: Mapping[ir.Value, int]) -> Shares:
 def cut_parts(
     halves: Halves, shares: Shares, rank: int, own: Collection[str]
 ) -> tuple[list[ir.Model], dict[str, str], dict[str, InputSpec]]:
-    """Cut the second half for the replica of this rank, which carries its own state.
+    """Cut the second half for one rank's replica, which carries its own state.
 
     Returns:
-        a model for each round of numbers, which they are computed by, and the model that updates the state, which says
-        that it carries the state of this replica alone; inputs of that one that are called otherwise than what they
-        take; dtype and shape of what is exchanged.
+        a model for each round of numbers, and the model that updates the state, stamped with the state of this replica
+        alone; the renamed inputs of that model; dtype and shape of the exchanged numbers.
 
     Raises:
-        SplitError: the step has an output that one replica alone would know.
+        SplitError: only one replica would know an output of the step.
     """
     graph = halves.update.graph
     last = len(shares.rounds)
@@ -212,10 +210,10 @@ def cut_parts(
 
 
 def specs_of(graph: ir.Graph, states: Collection[str], *, carried: bool) -> dict[str, InputSpec]:
-    """Return the inputs of a second half: its carried state, or its feeds.
+    """Return the specs of a second half's inputs: its carried state, or its feeds.
 
     Raises:
-        SessionError: the shape of some state is not known.
+        SessionError: the shape of a state is unknown.
     """
     found = {}
     for value in graph.inputs:

@@ -1,4 +1,4 @@
-"""split: a scaled step as two models, cut at the gradients, which can be reduced over replicas in between."""
+"""split: a scaled step as two models, cut at the gradients, which replicas reduce in between."""
 
 from __future__ import annotations
 
@@ -45,14 +45,13 @@ class SplitReport(Summary):
     """The result of splitting a step.
 
     Attributes:
-        gradients: `{name: shape}` of what is cut, in the order in which the backward pass gives them.
+        gradients: `{name: shape}` of the cut values, in the order of the backward pass.
         buckets: name, dtype, elements, bytes and stage of each, and its segments `[gradient, begin, end]`.
         stages: number of models that make up the first half.
-        nodes: of each stage, and of the second half, without what packs and unpacks buckets.
-        average: outputs of the first half whose mean replicas take, like that of gradients: scalar metrics, running
-            statistics.
-        local: values that the first half hands on to the second unchanged.
-        outputs: the outputs of the step that the first half gives; the second gives all others.
+        nodes: the number of nodes of each stage, and of the second half, without those that pack and unpack buckets.
+        average: outputs of the first half that replicas average, like gradients: scalar metrics, running statistics.
+        local: values that the first half passes to the second unchanged.
+        outputs: the outputs of the step that the first half computes; the second computes all others.
     """
 
     gradients: dict[str, list[int]]
@@ -83,8 +82,7 @@ class SplitStep(Summary):
     """The result of `split`.
 
     Attributes:
-        gradients: the first half: one model, or as many as there are stages, and each reads results of those before
-            it.
+        gradients: the first half: one model per stage, each with results of earlier stages as inputs.
         update: the second half.
         report: the result of the split.
     """
@@ -97,10 +95,10 @@ class SplitStep(Summary):
         return self.report._summarize()
 
     def save(self, gradients: str | os.PathLike[str], update: str | os.PathLike[str]) -> None:
-        """Write the models, all of them or none: stage 2 of `grads.onnx` is `grads.2.onnx`, and so on.
+        """Write all models or none: stage 2 of `grads.onnx` is `grads.2.onnx`, and so on.
 
         Raises:
-            OutputError: a folder does not exist, or cannot be written; existing files are as they were.
+            OutputError: a folder does not exist, or cannot be written; existing files are unchanged.
         """
         paths = [stage_path(gradients, i) for i in range(len(self.gradients))]
         for path in (*paths, update):
@@ -112,14 +110,14 @@ class SplitStep(Summary):
 
 @dataclasses.dataclass(frozen=True)
 class Halves:
-    """A step in two halves whose gradients are separate values: what a session binds to its buckets.
+    """A step in two halves, with gradients as separate values, which a session binds to its buckets.
 
     Attributes:
         stamp: the scaling as the step's metadata record it.
         stages: the first half.
         update: the second half.
-        gradients: the values that are cut, in the order of the backward pass.
-        groups: the same, by the stage that gives it.
+        gradients: the cut values, in the order of the backward pass.
+        groups: the gradients by their stage.
         cut: the cut.
     """
 
@@ -132,7 +130,7 @@ class Halves:
 
 
 def stage_path(path: str | os.PathLike[str], stage: int) -> Path:
-    """Return the path of a stage, counted from 0, if the first one is written to `path`."""
+    """Return the path of a stage, counted from 0, for a first one at `path`."""
     first = Path(path)
     return first if stage == 0 else first.with_name(f"{first.stem}.{stage + 1}{first.suffix}")
 
@@ -142,22 +140,22 @@ def stage_path(path: str | os.PathLike[str], stage: int) -> Path:
 def split(
     step: Model | ScaledModel, *, bucket_bytes: int | str = BUCKET_BYTES, stages: int = 1, pack_buckets: bool = True
 ) -> SplitStep:
-    """Cut a scaled step at its gradients. The model given is not changed.
+    """Cut a scaled step at its gradients. The given model is not changed.
 
-    The first half computes the unscaled gradients, and gives them in buckets: flattened, one after the other, in the
-    order in which the backward pass has them. Between the halves they are to be reduced over replicas, to their mean.
-    The second half takes the buckets, checks them, updates the loss scale and applies the guarded update; of its input
-    `replicas_finite`, true by default, it wants to know whether the gradients of all replicas are finite.
+    The first half computes the unscaled gradients, and returns them in buckets: flattened, in sequence, in the order of
+    the backward pass. Between the halves, the caller reduces them over replicas, to their mean. The second half checks
+    the buckets, updates the loss scale and applies the guarded update. Its input `replicas_finite`, true by default,
+    must be false if a replica's gradients are not finite.
 
     Args:
-        step: a scaled step with its optimizer inside: a path, what `scale` returned, or a model.
+        step: a scaled step with its optimizer inside: a path, the result of `scale`, or a model.
         bucket_bytes: the largest size of a bucket: bytes, or a text like "25MiB".
-        stages: so many models for the first half: the buckets of one can be reduced while the next one runs.
-        pack_buckets: give buckets; else the halves give and take every gradient under its own name.
+        stages: number of models of the first half: the buckets of one can be reduced while the next one runs.
+        pack_buckets: True for buckets; else every gradient is an output and an input under its own name.
 
     Raises:
         ModelFileError: the model carries no loss scale.
-        SplitError: it has no updates, cannot be cut, or not into these buckets and stages.
+        SplitError: the step has no updates, or cannot be cut, or not into these buckets and stages.
     """
     if isinstance(step, ScaledModel):
         step = step.model
@@ -183,24 +181,24 @@ def open_step(step: Model) -> tuple[ir.Model, str]:
     """Return a copy of a step, and its name for messages.
 
     Raises:
-        ModelFileError: it cannot be read.
-        SplitError: it is a half already.
+        ModelFileError: the step cannot be read. SplitError: the step is a half already.
     """
     model, name = open_copy(step)
     if SPLIT_KEY in model.metadata_props:
-        raise SplitError(f"{name} is one half of a step that was split already; give the whole step")
+        raise SplitError(f"{name} is one half of a split step; give the whole step")
     return plain_form(model, name), name
 
 
 def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
-    """Cut a step, which may be changed; see `split`."""
+    """Cut a step, and possibly change it; see `split`."""
     stamp = read_stamp(model, name)
     cut = find_cut(model, stamp, name)
     know_types(model, [*cut.gradients, *cut.average, *cut.local])
     states = stamp.carried
     model.metadata_props.pop(ORIGINAL_KEY, None)
     update, given = extract(model, cut.second, cut.kept, states, keep_states=True)
-    # A value that the second half reads and writes has two names: the one that it reads is the same in both halves.
+    # A value that is an input and an output of the second half has two names: that of the input is the same in both
+    # halves.
     cut = cut.renamed(given)
     for value in (value for node in model.graph for value in node.outputs if value.name in given):
         value.name = given[value.name or ""]
@@ -235,7 +233,7 @@ def _report(halves: Halves, buckets: Sequence[Bucket]) -> SplitReport:
 
 
 def _stamp(halves: Halves, report: SplitReport) -> None:
-    """Let the halves say what they are: both carry the loss scale, only the second carries state."""
+    """Stamp the halves: both carry the loss scale, only the second carries state."""
     for i, model in enumerate(halves.stages):
         first = {**halves.stamp.report, "state": []}
         model.metadata_props[SPLIT_KEY] = json.dumps({"half": "gradients", "stage": i, **report.to_dict()})
@@ -247,7 +245,7 @@ def _stamp(halves: Halves, report: SplitReport) -> None:
 
 
 def _pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:
-    """Let the first half, or a stage of it, give buckets in place of the gradients in them.
+    """Replace gradients by buckets in the outputs of the first half, or of a stage.
 
     Before: `dw (output), db (output)`
     After:  `gradients.0 = Concat(Reshape(dw, [-1]), Reshape(db, [-1]))`
@@ -272,7 +270,7 @@ def _pack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gr
 
 
 def _unpack(graph: ir.Graph, buckets: Sequence[Bucket], gradients: Mapping[str, Gradient]) -> None:
-    """Let the second half take buckets in place of the gradients in them.
+    """Replace gradients by buckets in the inputs of the second half.
 
     Before: `dw (input), db (input)`
     After:  `dw = Reshape(Slice(gradients.0, 0, 640), [10, 64]); db = Reshape(Slice(gradients.0, 640, 650), [10])`

@@ -1,9 +1,9 @@
-"""A witness of the replicas on one machine: a small process that says which of them was the first to end, and how.
+"""A witness of the replicas on one machine: a small process that reports the first replica to end, and its end.
 
-A launcher that notices the end of one process ends the others at once, with SIGKILL: they cannot say why. MPICH says
-nothing at all of a process that leaves by `os._exit`. The witness is none of the launcher's processes.
+A launcher that notices the end of one process kills the others at once, without time for a message. MPICH reports
+nothing about a process that leaves by `os._exit`. The witness is no process of the launcher.
 
-This file is also the program of the witness, which imports nothing but Python's own modules.
+This file is also the program of the witness, which imports only Python's own modules.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DONE = "done"
 
 
 class Witness:
-    """The witness of some processes of this machine, on Linux; elsewhere the launcher's own messages must do.
+    """The witness of some processes of this machine, on Linux; other systems have only the launcher's messages.
 
     Args:
         peers: `{rank: process}` of all replicas on this machine.
-        rank: that of this process; the lowest one starts the witness.
-        token: a text that all of them have in common, and no others.
+        rank: the rank of this process; the lowest one starts the witness.
+        token: a text of these processes alone.
     """
 
     present: ClassVar[dict[tuple[tuple[int, int], ...], Witness]] = {}
@@ -52,11 +52,11 @@ class Witness:
             )
             assert self._process.stdout is not None
             with self._process.stdout as ready:
-                ready.read(1)  # nothing where it could not start
+                ready.read(1)  # empty if the witness could not start
 
     @classmethod
     def of(cls, peers: Mapping[int, int], rank: int, token: str) -> Witness:
-        """Return the one witness of these processes."""
+        """Return the common witness of these processes."""
         key = tuple(sorted(peers.items()))
         found = cls.present.get(key)
         if found is None:
@@ -65,26 +65,26 @@ class Witness:
         return found
 
     def leave(self) -> None:
-        """Let the end of this process be no news, once for each call of `of`."""
+        """Stop reports on the end of this process, once for each call of `of`."""
         self._users -= 1
         if self._users == 0:
             type(self).present = {key: value for key, value in self.present.items() if value is not self}
             self.tell(str(self._rank))
 
     def tell(self, text: str) -> None:
-        """Send the witness a text, if it is there."""
+        """Send the witness a text, if it runs."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as box:
             box.sendto(text.encode(), self._address)
 
 
 def dismiss_all() -> None:
-    """Let the ends of all processes be no news: this one has said why they end."""
+    """Stop reports on all processes, after a message of this one on the reason of their end."""
     for witness in Witness.present.values():
         witness.tell(_DONE)
 
 
 def _watch(box: socket.socket, peers: dict[int, int]) -> None:
-    """Wait until all have left, or one has ended that has not, and print a line then."""
+    """Wait until all have left, or one has ended without leaving, and print a line."""
     poll = select.epoll()
     poll.register(box, select.EPOLLIN)
     descriptors = {}
@@ -97,9 +97,9 @@ def _watch(box: socket.socket, peers: dict[int, int]) -> None:
     for descriptor in descriptors:
         poll.register(descriptor, select.EPOLLIN)
     watched = set(peers)
-    os.write(sys.stdout.fileno(), b"!")  # it is ready
+    os.write(sys.stdout.fileno(), b"!")  # the witness is ready
     while watched:
-        events = poll.poll()  # in the order in which they came
+        events = poll.poll()  # in the order of their arrival
         with contextlib.suppress(BlockingIOError):
             while (text := box.recv(64, socket.MSG_DONTWAIT).decode()) != _DONE:
                 watched.discard(int(text))
@@ -123,7 +123,7 @@ def _report(rank: int, process: int) -> None:
 
 
 def _describe_end(process: int) -> str:
-    """Return how a process ended; nothing where the launcher has asked first."""
+    """Return the end of a process in words; empty if the launcher has collected it first."""
     try:
         status = int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[-1])
     except (OSError, IndexError, ValueError):
@@ -132,7 +132,7 @@ def _describe_end(process: int) -> str:
         return f" with exit code {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)
     name = signal.Signals(number).name if number in set(signal.Signals) else "a real-time signal"
-    hint = ", as the system sends where memory runs out" if name == "SIGKILL" else ""
+    hint = ", which the system sends when memory runs out" if name == "SIGKILL" else ""
     return f" by signal {number} ({name}{hint})"
 
 

@@ -1,4 +1,4 @@
-"""Running a scaled training step: the carried state goes from each step to the next by itself, on the device."""
+"""Sessions that run a scaled training step, and carry its state from step to step on the device."""
 
 from graphscale.lowering.thresholds import Thresholds
 from graphscale.session.interface import InputSpec

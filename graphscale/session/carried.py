@@ -1,8 +1,8 @@
 """The carried state of a session, in buffers on its device.
 
-State that the graph gives as an output is bound to inputs and outputs: one buffer where the next value can be written
-over the present one, two that take turns where it cannot. State that the graph writes in place is an initializer of
-the session of ONNX Runtime, whose buffer is this one.
+State with an output in the graph is bound to inputs and outputs: one buffer where the next value can be written over
+the present one, else two that take turns. State that the graph writes in place is an initializer of the session of ONNX
+Runtime, which uses the buffer here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CarriedState", "Device", "check_state", "first_values", "read_values
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The device where state lives: "cpu", or "cuda" with the index of the GPU."""
+    """The device of the state: "cpu", or "cuda" with the index of the GPU."""
 
     name: str = "cpu"
     index: int = 0
@@ -50,14 +50,14 @@ class CarriedState:
     Args:
         device: its device.
         first: its first values.
-        outputs: the outputs that give next values, `{input name: output name}`; all other state is written in place.
+        outputs: the outputs with next values, `{input name: output name}`; all other state is written in place.
         shared: inputs whose next value can be written over the present one.
         fed: inputs without an initializer that are written in place: their buffers are bound.
 
     Attributes:
         specs: the dtype and shape of each state.
-        buffers: the present buffers, the next ones, and which of two they are, 0 or 1; always 0 where no state has two.
-            Each turn puts another tuple here: they change in one instant, whatever interrupts a step.
+        buffers: the present buffers, the next ones, and their number of two, 0 or 1; always 0 where no state has two.
+            Each turn sets another tuple: all change in one instant, even if a step is interrupted.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class CarriedState:
 def first_values(
     specs: Mapping[str, InputSpec], initializers: Mapping[str, ir.Value], given: Mapping[str, Any], stamp: Stamp
 ) -> Arrays:
-    """Return the first values of all state: those given, else the initializers.
+    """Return the first values of all state: given ones, else the initializers.
 
     Args:
         specs: all state by name.
-        initializers: those of the graph.
+        initializers: the initializers of the graph.
         given: first values by name.
-        stamp: that of the graph.
+        stamp: the stamp of the graph.
 
     Raises:
-        SessionError: one is neither, is not carried, or does not fit; the loss scale or a count is none.
+        SessionError: a state has no value, is not carried, or does not fit; the loss scale or a count is out of range.
     """
     for name in given if isinstance(given, Mapping) else ():
         role = stamp.role_of(name) if name not in specs else None
@@ -140,10 +140,10 @@ def first_values(
 def check_state(
     specs: Mapping[str, InputSpec], values: Mapping[str, Any], source: str, stamp: Stamp, *, complete: bool = True
 ) -> Arrays:
-    """Return the values of state as arrays, which need not be `complete`; messages name their source.
+    """Return the values of state as arrays, all of them if `complete`; messages name their source.
 
     Raises:
-        SessionError: a state is missing, is not carried, or does not fit; the loss scale or a count is none.
+        SessionError: a state is missing, is not carried, or does not fit; the loss scale or a count is out of range.
     """
     if not isinstance(values, Mapping):
         raise SessionError(f"{source} must map names to arrays; got a {type(values).__name__}")
@@ -172,7 +172,7 @@ def read_values(value: ir.Value) -> np.ndarray[Any, Any]:
     """Return a copy of an initializer's values.
 
     Raises:
-        SessionError: they are in a file that cannot be read.
+        SessionError: the values are in a file that cannot be read.
     """
     tensor = value.const_value
     assert tensor is not None

@@ -1,4 +1,4 @@
-"""The interface of a step: names, dtypes and shapes, the conversion of feeds, and a fingerprint of them all."""
+"""The interface of a step: its names, dtypes and shapes, their fingerprint, and the conversion of feeds."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CPU = 1  # among the devices of DLPack: kDLCPU
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """The arrays that an input takes.
+    """The dtype and shape of an input's arrays.
 
     Attributes:
-        dtype: of the array.
+        dtype: the dtype of the array.
         shape: each axis a size, or a name or None where any size will do.
         optional: True for an input with an initializer, its value where it is not fed.
     """
@@ -45,7 +45,7 @@ class InputSpec:
         return cls(value.dtype.numpy(), tuple(axis if isinstance(axis, int) else axis.value for axis in axes))
 
     def find_misfit(self, dtype: Any, shape: tuple[int, ...]) -> str | None:
-        """Return the reason why no array of this dtype and shape fits, or None."""
+        """Return the reason why an array of this dtype and shape does not fit, or None."""
         if dtype != self.dtype:
             return f"is of dtype {np.dtype(dtype).name}, and the step takes {self.dtype.name}"
         if len(shape) != len(self.shape):
@@ -83,7 +83,7 @@ def check_names(
     """Check the names of feeds and of outputs to fetch.
 
     Raises:
-        SessionError: one is unknown, or a feed is missing.
+        SessionError: a name is unknown, or a feed is missing.
     """
     for name in feeds:
         if not isinstance(name, str):
@@ -101,11 +101,11 @@ def check_names(
 def convert_feed(name: str, value: Any, spec: InputSpec) -> Any:
     """Convert a feed into a numpy array or a value of ONNX Runtime that fits, without a copy where possible.
 
-    It is an array of numpy, an OrtValue, anything with DLPack's protocol, or a Python number, which takes the dtype of
-    the input.
+    A feed is an array of numpy, an OrtValue, an object with DLPack's protocol, or a Python number, which gets the dtype
+    of the input.
 
     Raises:
-        SessionError: it does not fit, or is none of these.
+        SessionError: the feed does not fit, or is of another kind.
     """
     if type(value) is not np.ndarray:
         value = _converted(name, value, spec)
@@ -121,14 +121,14 @@ def convert_feed(name: str, value: Any, spec: InputSpec) -> Any:
 
 
 def bindable(name: str, value: Any, spec: InputSpec) -> Any:
-    """Convert a feed for a binding: it takes arrays for inputs that must be fed, and of the dtypes of numpy itself."""
+    """Convert a feed for a binding, which accepts arrays of numpy's own dtypes, for inputs without an initializer."""
     value = convert_feed(name, value, spec)
     is_plain = not isinstance(value, np.ndarray) or not (spec.optional or spec.dtype == _BFLOAT16)
     return value if is_plain else to_ort_value(name, value)
 
 
 def _converted(name: str, value: Any, spec: InputSpec) -> Any:
-    """Convert a feed that is no plain array: tensors of other libraries stay where they are."""
+    """Convert a feed that is no plain array, without moving tensors of other libraries."""
     import onnxruntime as ort
 
     if isinstance(value, bool | int | float | list | tuple):
@@ -152,7 +152,7 @@ def _converted(name: str, value: Any, spec: InputSpec) -> Any:
             return np.from_dlpack(value)
         capsule = value.__dlpack__()
         return ort.OrtValue(ort.capi._pybind_state.OrtValue.from_dlpack(capsule, spec.dtype == np.bool_))
-    except Exception as error:  # whatever the other library raises
+    except Exception as error:  # any error of the other library
         raise SessionError(
             f"the feed {name!r} cannot be taken over by DLPack: {one_line(error)}; pass a numpy array or an OrtValue"
         ) from error
@@ -162,7 +162,7 @@ def to_ort_value(name: str, array: np.ndarray[Any, Any]) -> Any:
     """Wrap an array in a value of ONNX Runtime, without a copy.
 
     Raises:
-        SessionError: it is of bfloat16, which this release cannot take from numpy.
+        SessionError: the array is of bfloat16, which this release cannot take from numpy.
     """
     import onnxruntime as ort
 

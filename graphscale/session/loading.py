@@ -1,4 +1,4 @@
-"""Making sessions of ONNX Runtime from models: sources, initializers and execution providers."""
+"""Sessions of ONNX Runtime from models: sources, initializers and execution providers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def open_model(model: Any) -> tuple[ir.Model, str | None]:
-    """Return a model as an onnx_ir model, and the path of the file that it was read from."""
+    """Return a model as an onnx_ir model, and the path of its file."""
     if isinstance(model, ScaledModel):
         model = model.model
     if isinstance(model, ir.Model):
@@ -59,11 +59,11 @@ def create(
 ) -> ort.InferenceSession:
     """Make the session of ONNX Runtime on a model, which may have a file.
 
-    State that is always `bound` is left out of the initializers, so that the session does not keep it. The session
-    takes the buffers `held` for state that the graph writes in place.
+    State that is always `bound` is removed from the initializers, so that the session does not keep it. The session
+    uses the buffers `held` for state that the graph writes in place.
 
     Raises:
-        SessionError: a provider is not there, or the model cannot be loaded.
+        SessionError: a provider is missing, or the model cannot be loaded.
     """
     import onnxruntime as ort
 
@@ -74,7 +74,7 @@ def create(
             options.add_initializer(name, buffer)
     limits = too_new(ort.__version__, default_opset(model), model.ir_version)
     problem = f"ONNX Runtime {ort.__version__} cannot load the model" + (f" ({limits})" if limits else "")
-    # If a provider fails, ONNX Runtime prints that it goes on with the CPU; newer releases can be silenced.
+    # If a provider fails, ONNX Runtime prints that it falls back to the CPU; newer releases can be silenced.
     try:
         with contextlib.redirect_stdout(StringIO()):
             session = ort.InferenceSession(_source(model, path, bound), options, providers=wanted, enable_fallback=0)
@@ -126,21 +126,21 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
 
 
 def maps_files(model: ir.Model, bound: Collection[str]) -> bool:
-    """Return whether ONNX Runtime must map external files of other values than the state that it is fed."""
+    """Return whether ONNX Runtime must map external files of values other than fed state."""
     values = model.graph.initializers
     return any(isinstance(v.const_value, ir.ExternalTensor) for name, v in values.items() if name not in bound)
 
 
 def _source(model: ir.Model, path: str | None, bound: Collection[str]) -> str | bytes:
     if path is not None and maps_files(model, bound):
-        return os.path.realpath(path)  # ONNX Runtime looks for weights beside the link, if it is one
+        return os.path.realpath(path)  # for a link, ONNX Runtime looks for weights beside the link
     copy = model.clone()
     for name in set(bound) & set(model.graph.initializers):
         del copy.graph.initializers[name]
     for value in copy.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = ir.tensor(read_values(value), name=value.name)
-    # Two fusions of ONNX Runtime next to nodes without a name give their results the same one.
+    # Two fusions of ONNX Runtime next to nameless nodes give their results the same name.
     for i, node in enumerate(copy.graph):
         node.name = node.name or f"graphscale/unnamed.{i}"
     data: bytes = ir.to_proto(copy).SerializeToString()

@@ -31,15 +31,15 @@ class GradientRange(NamedTuple):
 
 
 class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
-    """The outputs of a step that were asked for, `{output name: array}`, without the carried state.
+    """The fetched outputs of a step, `{output name: array}`, without the carried state.
 
     Args:
         outputs: the outputs.
-        status: the outputs that report on the step, by role, as numbers, or values on a GPU, which are read on demand:
+        status: the outputs that report on the step, by role, as numbers, or as values on a GPU that are read on demand:
             `all_finite`, `stuck`, and with telemetry `cause`, `offender`, `activation` and `zero_fraction`, where the
             step has them.
-        telemetry: the names of the `gradients` that are checked, in order, and of the `activations` that are looked at.
-        accepts: True if a step that is not finite is applied where the scale is stuck.
+        telemetry: the names of the checked `gradients`, in order, and of the checked `activations`.
+        accepts: True if a non-finite step is applied where the scale is stuck.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
 
     @property
     def all_finite(self) -> bool:
-        """True if every gradient was finite, and for a fixed loss scale, which does not check."""
+        """True if every gradient was finite, and always for a fixed loss scale, which does not check."""
         return bool(self._read("all_finite", True))
 
     @property
     def stuck(self) -> bool:
-        """True if the loss scale is stuck by the definition of its policy; False where that has none."""
+        """True if the loss scale is stuck by the definition of its policy; False for a policy without one."""
         return bool(self._read("stuck", False))
 
     @property
     def applied(self) -> bool:
-        """True if the update was applied; else the step was skipped, and all carried state is as before."""
+        """True if the update was applied; else the step was skipped, and all carried state is unchanged."""
         return self.all_finite or (self._accepts and self.stuck)
 
     @property
@@ -80,7 +80,7 @@ class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
     def activation(self) -> str | None:
         """The name of the first value of the forward pass that was not finite, if a gradient was not.
 
-        None if there is no such value, and without telemetry of activations.
+        None if all these values were finite, and without telemetry of activations.
         """
         index = int(self._read("activation", -1))
         return None if index < 0 else self._telemetry["activations"][index]

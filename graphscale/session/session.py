@@ -1,4 +1,4 @@
-"""The session: one training step after the other, with the state on the device."""
+"""The session: training steps in a row, with the state on the device."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ __all__ = ["Access", "Session"]
 
 _COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
 _STATUS = ("all_finite", "stuck", "cause", "offender", "activation", "zero_fraction")
-_PLANS = 16  # of different feeds and outputs, kept ready
+_PLANS = 16  # plans for different feeds and outputs, kept ready
 
 
 class Access:
-    """A context that lets one thread in at a time; the others wait.
+    """A context for one thread at a time; the others wait.
 
-    A child that was forked from the process would train a copy of its own, without the threads of ONNX Runtime, and
-    wait for ever for a lock that a thread held: it is refused.
+    A forked process is refused: it would train a copy of its own, without the threads of ONNX Runtime, and wait forever
+    for a lock that a thread held.
 
     Args:
         waits: False to refuse a thread instead of letting it wait.
 
     Raises:
-        SessionError: this is another process; another thread is in, and `waits` is False.
+        SessionError: this is another process; another thread is inside, and `waits` is False.
     """
 
     def __init__(self, waits: bool = True) -> None:
@@ -61,7 +61,7 @@ class Access:
 
     @property
     def is_here(self) -> bool:
-        """True in the process that made this."""
+        """True in the process that made the context."""
         return os.getpid() == self._process
 
     def __enter__(self) -> Self:
@@ -84,23 +84,23 @@ class Access:
 class Session(Summary):
     """A training session of ONNX Runtime on a scaled step.
 
-    Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. Where the target
-    carries it through outputs, a state has one buffer that is written over if no reader can come too late, else two
-    that take turns; where the target writes it in place, the session of ONNX Runtime holds it.
+    Carried state (weights, moments, counters, the loss scale) stays on the device from step to step. A state that the
+    target carries through outputs has one buffer if all readers run before the write, else two that take turns; the
+    session of ONNX Runtime holds a state that the target writes in place.
 
-    A step that fails leaves the state as it was. Only where state is written in place, and an operator that can fail
-    comes after that, it may be partly that of the failed step: then the session wants a state to be loaded first.
+    A step that fails leaves the state unchanged. Only where an operator that can fail runs after state is written in
+    place, the state may be partly that of the failed step: then the session goes on only after a state is loaded.
 
-    A session can be used in a `with` statement; `close` frees its memory. Several threads may use it: one waits for the
-    other, so that steps come one after the other. A forked process cannot use it, and it cannot be copied or pickled.
+    A session can be used in a `with` statement; `close` frees its memory. Several threads may use it; each waits for
+    the others. A forked process cannot use it, and it cannot be copied or pickled.
 
     Args:
         model: a path to a scaled model, a `ScaledModel`, an onnx_ir model or a ModelProto.
         providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU. Each must start.
         session_options: options of ONNX Runtime; None for the defaults, with its warnings silenced.
         state: `{input name: array}`: initial values of carried inputs. Those without an initializer need one.
-        lowering: for experts: sizes from which rewrites of the step for a CPU pay; None for no such rewrite. The steps
-            are the same.
+        lowering: for experts: the sizes above which rewrites of the step for a CPU pay; None for no rewrite. The
+            results are the same.
 
     Attributes:
         stamp: the metadata of the scaling.
@@ -139,7 +139,7 @@ class Session(Summary):
         first = first_values(specs, initializers, state or {}, self.stamp)
         device = choose_device(providers)
         in_place = [name for name in first if name not in outputs]
-        # A session takes no buffer of a GPU for an initializer; what is fed there is written in place just as well.
+        # A session accepts no buffer of a GPU as an initializer; fed buffers there are written in place, too.
         on_gpu = device.name != "cpu"
         fed = [name for name in in_place if on_gpu or name not in initializers]
         is_mapped = path is not None and maps_files(source, outputs)  # ONNX Runtime opens the file itself
@@ -189,7 +189,7 @@ class Session(Summary):
         """The loss scale that the next step will use.
 
         Raises:
-            SessionError: the model is fed it; the session is closed.
+            SessionError: the loss scale is fed to the model; the session is closed.
         """
         if self._fixed_scale is None:
             return float(self._read(self.stamp.names["loss_scale"])[0])
@@ -213,15 +213,15 @@ class Session(Summary):
 
     @property
     def ranges(self) -> dict[str, GradientRange]:
-        """Telemetry: the ranges of the gradients by name, as measured last.
+        """Telemetry: the last measured ranges of the gradients, by name.
 
-        Empty before the first step, and where the step was scaled without them.
+        Empty before the first step, and where the step was scaled without ranges.
         """
         names = self.stamp.names
         if "ranges" not in names:
             return {}
         steps, rows = self._read(names["steps"], names["ranges"])
-        # The last column is of all gradients together.
+        # The last column holds all gradients together.
         columns = zip(self.stamp.telemetry.get("gradients", ()), *rows.tolist(), strict=False)
         return {name: GradientRange(*column) for name, *column in columns} if steps else {}
 
@@ -230,12 +230,12 @@ class Session(Summary):
 
         Args:
             feeds: `{input name: value}` of the batch, and of all other inputs that are not carried: numpy arrays,
-                OrtValues, or tensors of other libraries, which are taken over by DLPack without a copy where possible.
-                Python numbers take the dtype of their input.
+                OrtValues, or tensors of other libraries, shared by DLPack without a copy where possible. Python numbers
+                get the dtype of their input.
             fetch: the names of the outputs to return; None for all but the carried state.
 
         Returns:
-            the outputs, `{output name: array}`; its attributes say whether the step was applied.
+            the outputs, `{output name: array}`, with attributes for the status of the step, such as `applied`.
 
         Raises:
             SessionError: a feed is missing, unknown, or does not fit; an output is unknown; the session is closed.
@@ -283,21 +283,21 @@ class Session(Summary):
         self._write(state, "the state given")
 
     def save_state(self, path: str | os.PathLike[str], extra: Mapping[str, str] | None = None) -> None:
-        """Write all carried state to a safetensors file, atomically.
+        """Write all carried state atomically to a safetensors file.
 
         Args:
             path: the file; an existing one is replaced only by a complete one.
-            extra: texts to keep with it, which `load_state` returns.
+            extra: texts to store in the file, which `load_state` returns.
 
         Raises:
-            OutputError: the file cannot be written; an existing one is as it was.
-            SessionError: `extra` holds something else than texts.
+            OutputError: the file cannot be written; an existing one is unchanged.
+            SessionError: `extra` holds other values than texts.
         """
         state = self.state_dict()
         self._write_file(lambda: write_state_file(path, state, self.stamp, self._interface, extra), "writing the state")
 
     def load_state(self, path: str | os.PathLike[str]) -> dict[str, str]:
-        """Read all carried state from a file that `save_state` wrote; training goes on from there, bit for bit.
+        """Read all carried state from a file of `save_state`; training then continues bit for bit.
 
         Returns:
             the extra texts.
@@ -311,7 +311,7 @@ class Session(Summary):
         return extra
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Write the model with the present state in it: a session on that file goes on from here.
+        """Write the model with the present state: a session on that file continues from here.
 
         Raises:
             OutputError: the file cannot be written.
@@ -321,7 +321,7 @@ class Session(Summary):
         self._write_file(lambda: export_step(model, state, path), "writing the step")
 
     def close(self) -> None:
-        """Free the session of ONNX Runtime and all buffers. A closed session can do nothing more."""
+        """Free the session of ONNX Runtime and all buffers. A closed session cannot be used."""
         with self._access if self._access.is_here else nullcontext():
             self._session = self._model = self._plan = None
             self._carried.close()
@@ -345,7 +345,7 @@ class Session(Summary):
         with self._access:
             self._require_open()
             arrays = check_state(self._carried.specs, state, source, self.stamp)
-            self._torn = True  # until all is written, whatever interrupts it
+            self._torn = True  # until all is written, even if interrupted
             self._carried.write(arrays)
             self._torn = False
 
@@ -359,20 +359,20 @@ class Session(Summary):
             raise SessionError("the state is partly that of a step that failed; load a state to go on")
 
     def _read(self, *names: str) -> list[Any]:
-        """Return copies of small states of one moment."""
+        """Return copies of small states, all of one moment."""
         with self._access:
             self._require_open()
             for name in names:
                 if name not in self._carried.specs:
                     raise SessionError(
-                        f"{name!r} is no state of this model, which is fed it: another one carries it, as the second "
-                        "half of a split step does"
+                        f"{name!r} is fed to this model, and is none of its states: another model carries it, such as "
+                        "the second half of a split step"
                     )
             return [np.array(self._carried.buffer(name).numpy()) for name in names]
 
 
 def _check_fetch(fetch: Any) -> tuple[str, ...]:
-    """Return the outputs to fetch, if they are names in any iterable but a text."""
+    """Return the outputs to fetch, names in any iterable but a text."""
     if isinstance(fetch, str):
         raise SessionError(f"fetch is a list of output names; pass [{fetch!r}]")
     if not isinstance(fetch, Iterable):

@@ -29,7 +29,7 @@ def write_state_file(
 
     Raises:
         SessionError: `extra` does not map texts to texts.
-        OutputError: it cannot be written; an existing file is as it was.
+        OutputError: the file cannot be written; an existing one is unchanged.
     """
     extra = {} if extra is None else extra
     if not isinstance(extra, Mapping) or not all(isinstance(text, str) for item in extra.items() for text in item):
@@ -52,7 +52,7 @@ def read_state_file(path: str | os.PathLike[str], stamp: Stamp, interface: str) 
         the state, and the extra texts.
 
     Raises:
-        SessionError: it is missing, damaged, no state file, or one of another graph or policy.
+        SessionError: the file is missing, damaged, no state file, or of another graph or policy.
     """
     try:
         state, metadata = read_safetensors(path)
@@ -90,7 +90,7 @@ def copy_without_state(model: ir.Model, state: Arrays) -> ir.Model:
     drop_state(copy, state)
     if external_tensors(copy) or sum(array.nbytes for array in state.values()) < _LARGE:
         return copy
-    # A single constant that is left of a protocol buffer keeps all of it in memory: copy it into a new one.
+    # A single remaining constant keeps its whole protocol buffer in memory: copy the constant into a new buffer.
     return model_files.from_proto(ir.to_proto(copy))
 
 
@@ -104,7 +104,7 @@ def drop_state(model: ir.Model, state: Collection[str]) -> None:
 
 
 def export_step(model: ir.Model, state: Arrays, path: str | os.PathLike[str]) -> None:
-    """Write a step with state in it.
+    """Write a step with its state.
 
     Raises:
         OutputError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Running steps with the same names of feeds and outputs: bindings of ONNX Runtime, made once."""
+"""Plans of steps with the same names of feeds and outputs: bindings of ONNX Runtime, made once."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class StepError(SessionError):
 class StepPlan:
     """A plan to run steps with the same feeds and outputs, by name.
 
-    Where some state has two buffers that take turns, there are two bindings that do so, too.
+    Where a state has two buffers that take turns, two bindings do so, too.
 
-    Of all inputs and outputs, `feeds` are fed, `fetch` are fetched, and those of the status, `{role: name}`, are read
-    by the result on demand: from memory for numbers if they have some from `allocate_numbers`, else from the device.
+    Of all inputs and outputs, `feeds` are fed, and `fetch` are fetched. The result reads the outputs of the status,
+    `{role: name}`, on demand: from the memory of `allocate_numbers` if they have some, else from the device.
 
     Raises:
         SessionError: a name is unknown, or a feed is missing.
@@ -54,7 +54,7 @@ class StepPlan:
         self._fetch, self._status = tuple(dict.fromkeys(fetch)), dict(status)
         device, wanted = carried.device, dict.fromkeys((*fetch, *status.values()))
         self._numbers = dict(numbers)
-        # One output at least is bound anew: by that it shows whether a run has ended.
+        # At least one output is bound anew, to show whether a run has ended.
         if self._numbers and len(self._numbers) == len(wanted):
             del self._numbers[next(iter(wanted))]
         anew = [name for name in wanted if name not in self._numbers] or list(outputs[:1])
@@ -67,7 +67,7 @@ class StepPlan:
         """Run one step.
 
         Returns:
-            the outputs that are fetched; and the status by role, numbers on a CPU, values of ONNX Runtime elsewhere.
+            the fetched outputs, and the status by role: numbers on a CPU, values of ONNX Runtime elsewhere.
 
         Raises:
             StepError: the step could not run.
@@ -84,7 +84,7 @@ class StepPlan:
                     binding.bind_ortvalue_input(name, value)
         except Exception as error:  # ORT's exceptions share no public base class
             raise SessionError(f"the feed {name!r} cannot be bound: {one_line(error)}") from error
-        # A bound output keeps the buffer of the run before, which the caller may still hold: bind it anew.
+        # A bound output keeps the buffer of the last run, which the caller may still hold: bind the output anew.
         for name, kind, index in self._anew:
             binding.bind_output(name, kind, index)
         self._running = binding
@@ -92,7 +92,7 @@ class StepPlan:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # ORT's exceptions share no public base class
             if self.has_run():
-                raise  # what a signal handler raised when the run was over
+                raise  # an exception of a signal handler after the run
             self._bindings.clear()
             raise StepError(f"the step could not run: {one_line(error)}") from error
         values = binding.get_outputs_as_ortvaluevector()
@@ -100,7 +100,7 @@ class StepPlan:
         return arrays, {role: self._number(name, values) for role, name in self._status.items()}
 
     def _array(self, name: str, values: Any) -> np.ndarray[Any, Any]:
-        """Return a fetched output, a copy if it is small: a view keeps all memory that the session has used."""
+        """Return a fetched output, a copy if it is small: a view keeps all memory of the session."""
         is_number = name in self._numbers
         array: np.ndarray[Any, Any] = self._numbers[name][0] if is_number else values[self._places[name]].numpy()
         return array.copy() if array.nbytes <= _SMALL else array
@@ -113,7 +113,7 @@ class StepPlan:
         return value.numpy().item() if self._carried.device.name == "cpu" else value
 
     def has_run(self) -> bool:
-        """Return whether the run that was begun last has ended: then its outputs, bound without values, have some."""
+        """Return whether the last run has ended: then its outputs, bound without values, have some."""
         if self._running is None:
             return False
         return bool(self._running.get_outputs_as_ortvaluevector()[min(self._places.values())].has_value())
@@ -131,9 +131,9 @@ class StepPlan:
 
 
 def allocate_numbers(session: Any, names: Collection[str]) -> dict[str, tuple[np.ndarray[Any, Any], Any]]:
-    """Allocate memory for those outputs of a session that are scalars of numpy's dtypes: an array and its OrtValue.
+    """Allocate memory for the outputs of a session that are scalars of numpy's dtypes: an array and its OrtValue.
 
-    It is read right after each run, so that it can serve all runs.
+    The memory is read right after each run, so that it can serve all runs.
     """
     specs = read_specs((output for output in session.get_outputs() if output.name in names), ())
     plain = {name: spec.dtype for name, spec in specs.items() if spec.shape == () and spec.dtype != ml_dtypes.bfloat16}

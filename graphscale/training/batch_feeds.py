@@ -1,4 +1,4 @@
-"""Feeds beside the data: constants, and the learning rate."""
+"""Feeds apart from the data: constants, and the learning rate."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def parse_feeds(options: Sequence[str], inputs: Mapping[str, InputSpec]) -> dict
 
 
 def find_rate_input(name: str | None, inputs: Mapping[str, InputSpec], fed: Sequence[str]) -> str | None:
-    """Return the input that takes the learning rate, None where there is none.
+    """Return the input for the learning rate, or None.
 
     Args:
-        name: the input that the user named; None to look for a floating-point scalar, or shape [1], called
-            learning_rate or lr.
+        name: the input that the user named; None to find a floating-point input of shape [] or [1] called learning_rate
+            or lr.
         inputs: the inputs of the step.
-        fed: those that data or constants feed.
+        fed: the inputs that data or constants feed.
 
     Raises:
-        TrainingError: the input named does not exist, is fed otherwise, or is no floating-point scalar.
+        TrainingError: the named input does not exist, is fed otherwise, or is no floating-point scalar.
     """
     if name is None:
         free = (name for name in RATE_NAMES if name in inputs and name not in fed)
@@ -60,7 +60,7 @@ def find_rate_input(name: str | None, inputs: Mapping[str, InputSpec], fed: Sequ
     if name not in inputs:
         raise TrainingError(f"--learning-rate-input {name}: the step is fed {', '.join(inputs) or 'nothing'}")
     if name in fed:
-        raise TrainingError(f"--learning-rate-input {name}: the data or --feed gives this input already")
+        raise TrainingError(f"--learning-rate-input {name}: the data or --feed feeds this input already")
     if not _is_rate(inputs[name]):
         spec = inputs[name]
         raise TrainingError(
@@ -70,12 +70,12 @@ def find_rate_input(name: str | None, inputs: Mapping[str, InputSpec], fed: Sequ
 
 
 def check_fed(inputs: Mapping[str, InputSpec], arrays: Sequence[str], constants: Sequence[str], source: str) -> None:
-    """Check that every input is fed, and by one source.
+    """Check that every input is fed by exactly one source.
 
     Args:
         inputs: the inputs of the step.
-        arrays: those that the data feeds.
-        constants: those that `--feed`, or the learning rate, feeds.
+        arrays: the arrays of the data.
+        constants: the inputs that `--feed` or the learning rate feeds.
         source: the file of the data, for messages.
 
     Raises:
@@ -101,7 +101,7 @@ def _from_number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any
     if any(size != 1 for size in spec.shape):
         raise TrainingError(
             f"--feed {option}: the input has the shape {list(spec.shape)}; give an array as NAME=FILE.npy, or put "
-            "what belongs to the samples into the data"
+            "values of the samples into the data"
         )
     try:
         if spec.dtype.kind == "b":

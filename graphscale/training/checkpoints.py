@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one state file each, with the position of the run and the settings that make it this run."""
+"""Checkpoints of a run: one state file each, with the position and the settings of the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graphscale.training.data import Arrays, load_arrays
 __all__ = ["Checkpoints", "Position"]
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
-_TEMPORARY = ".graphscale-*.tmp"  # the rest of a checkpoint whose process was killed
+_TEMPORARY = ".graphscale-*.tmp"  # a partial checkpoint of a killed process
 _LOCK = ".lock"
 _KEY = "graphscale.train"
 _HASH = "sha256:"
@@ -34,9 +34,9 @@ class Position:
     """The position of a run.
 
     Attributes:
-        steps: the steps done, skipped ones included: the number of the next batch.
-        applied: the steps applied, on which the learning rate depends.
-        metrics_bytes: the size of the metrics file; None where the run writes none.
+        steps: the number of steps so far, skipped ones included, which is the number of the next batch.
+        applied: the number of applied steps, on which the learning rate depends.
+        metrics_bytes: the size of the metrics file; None for a run without metrics.
     """
 
     steps: int = 0
@@ -45,15 +45,15 @@ class Position:
 
     @classmethod
     def read(cls, noted: Mapping[str, Any]) -> Position:
-        """Return the position that a checkpoint notes.
+        """Return the position in a checkpoint.
 
         Raises:
-            KeyError, TypeError: one of its fields is missing, or unknown.
+            KeyError, TypeError: a field is missing or unknown.
         """
         return cls(**{field.name: noted[field.name] for field in dataclasses.fields(cls)} | dict(noted))
 
     def find_fault(self, path: Path) -> str | None:
-        """Return the reason why this is not the position of the checkpoint of that name, or None."""
+        """Return the reason why the position does not fit a checkpoint's name, or None."""
         for name, value in vars(self).items():
             if type(value) is not int and (name, value) != ("metrics_bytes", None):
                 return f"its {name} is {_shown(value)}; it must be a whole number"
@@ -62,12 +62,12 @@ class Position:
         if self.applied > self.steps:
             return f"it has {self.applied} applied steps of {self.steps}"
         if path.name != self.file_name:
-            return f"it is of step {self.steps}, whose checkpoint is {self.file_name}; give it its name again"
+            return f"it is of step {self.steps}, whose checkpoint is {self.file_name}; rename it to that"
         return None
 
     @property
     def file_name(self) -> str:
-        """The name of its checkpoint."""
+        """The name of the position's checkpoint."""
         return f"step-{self.steps:08d}.safetensors"
 
 
@@ -75,16 +75,15 @@ class Checkpoints:
     """The checkpoints of one run in one folder, `step-00001234.safetensors` and so on.
 
     Args:
-        folder: their folder; made when the run begins, where it does not exist.
-        keep: the number of the newest ones that stay.
+        folder: the folder of the checkpoints; the run creates a missing one.
+        keep: the number of newest checkpoints to keep.
 
     Attributes:
-        settings: the settings that make the run, `{name as a user knows it: JSON value}`. A value that begins
-            with "sha256:" is not shown in messages.
+        settings: the settings that define the run, `{user's name: JSON value}`. Messages do not show a value that
+            begins with "sha256:".
 
     Raises:
-        OutputError: the folder cannot be there.
-        TrainingError: `keep` is below 1.
+        OutputError: the folder cannot exist. TrainingError: `keep` is below 1.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
@@ -114,31 +113,31 @@ class Checkpoints:
         """Check that a new run replaces no checkpoint.
 
         Raises:
-            TrainingError: there is one.
+            TrainingError: the folder has a checkpoint.
         """
         if paths := self.all():
             raise TrainingError(
-                f"{self.folder} holds checkpoints of a run already, the newest {paths[-1].name}; go on with it with "
+                f"{self.folder} holds checkpoints of a run already, the newest {paths[-1].name}; continue it with "
                 "--resume, or name another folder"
             )
 
     def newest_state(self) -> Arrays:
-        """Read the arrays of the newest checkpoint; none where there is no checkpoint.
+        """Read the arrays of the newest checkpoint; none without a checkpoint.
 
         Raises:
-            TrainingError: it is damaged.
+            TrainingError: the checkpoint is damaged.
         """
         return self._newest(load_arrays) or {}
 
     def resume(self, session: Session) -> Position | None:
-        """Give a session the state of the newest checkpoint.
+        """Load the state of the newest checkpoint into a session.
 
         Returns:
-            the position of the run; None where there is no checkpoint.
+            the position of the run; None without a checkpoint.
 
         Raises:
-            TrainingError: the checkpoint is damaged, of another step, not one of `graphscale train`, or of a run with
-                other settings; the message says which.
+            TrainingError: the checkpoint is damaged, of another step, not from `graphscale train`, or of a run with
+                other settings, which the message names.
         """
         extra = self._newest(session.load_state)
         if extra is None:
@@ -160,11 +159,11 @@ class Checkpoints:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, keep other runs out of it, and remove the files of killed processes.
+        """Create the folder, lock it against other runs, and remove the files of killed processes.
 
         Raises:
             OutputError: the folder cannot be made.
-            TrainingError: another run is writing there, or has done so since this one looked for checkpoints.
+            TrainingError: another run is writing there, or has done so since this run listed the checkpoints.
         """
         with ExitStack() as stack:
             with reporting(OutputError, f"cannot write to {self.folder}"):
@@ -179,11 +178,11 @@ class Checkpoints:
             yield
 
     def save(self, session: Session, position: Position) -> Path:
-        """Write a checkpoint, atomically and through to the disk, and remove those that are too old.
+        """Write a checkpoint, atomically and through to the disk, and remove the oldest ones.
 
         Raises:
-            SessionError, OutputError: it cannot be written, and those that are there stay; or an old one cannot be
-                removed.
+            SessionError, OutputError: the checkpoint cannot be written, and the existing ones remain; or an old one
+                cannot be removed.
         """
         path = self.folder / position.file_name
         noted = {"position": dataclasses.asdict(position), "settings": self.settings}
@@ -197,10 +196,10 @@ class Checkpoints:
             path.unlink()
 
     def _refuse_newer(self) -> None:
-        """Check that no other run has written checkpoints between the look at the folder and the lock."""
+        """Check that no other run has written checkpoints between the listing and the lock."""
         if self._seen is not None and self._list() != self._seen:
             raise TrainingError(
-                f"another run has written checkpoints to {self.folder} as this one began; begin it again"
+                f"another run has written checkpoints to {self.folder} while this one started; start it again"
             )
 
     def _newest(self, read: Callable[[Path], T]) -> T | None:
@@ -218,7 +217,7 @@ class Checkpoints:
     def _lock(self, descriptor: int) -> None:
         try:
             import fcntl
-        except ImportError:  # not on Windows, where an open file cannot be replaced by another process anyway
+        except ImportError:  # not on Windows, where other processes cannot replace an open file anyway
             return
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Training data: arrays from files, checked against the inputs that they are named like, and cut into batches."""
+"""Training data: arrays from files, checked against the inputs of the same names, and cut into batches."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Data:
 
     Attributes:
         arrays: `{input name: array}`, the first axis of each the samples.
-        samples: their number.
-        batch_size: the batch size that the step's inputs fix; None where they leave it free.
+        samples: the number of samples.
+        batch_size: the batch size fixed by the step's inputs; None for a free one.
     """
 
     arrays: Arrays
@@ -71,7 +71,7 @@ class Data:
             if name not in inputs:
                 raise TrainingError(
                     f"{source} has an array {name!r}, but the step is fed {_listed(inputs)}; rename it, or ignore "
-                    "what does not fit with --ignore-extra"
+                    "such arrays with --ignore-extra"
                 )
             _check_array(f"{source}: {name!r}", array, inputs[name])
         first, samples = next((name, len(array)) for name, array in arrays.items())
@@ -97,23 +97,23 @@ class Data:
 
 
 class Batches:
-    """The batches of a run, each a pure function of the seed and its number: a resume needs nothing else.
+    """The batches of a run, each a pure function of the seed and its number, for a resume without further state.
 
     Epoch e (from 0) goes through the samples in the order `numpy.random.default_rng([seed, e]).permutation(samples)`.
-    Its last batch is smaller where samples are left over and the step allows it; else they are left out.
+    If the step allows it, the remaining samples are a smaller last batch; else they are left out.
 
     Args:
         data: the samples.
-        size: the batch size; None for the one that the step fixes, or 32.
-        seed: of the order, 0 or more.
-        shuffle: shuffle the samples; else every epoch has the order of the file.
+        size: the batch size; None for the step's fixed size, or 32.
+        seed: the seed of the order, 0 or more.
+        shuffle: True to shuffle the samples; else every epoch has the order of the file.
 
     Attributes:
         size: the batch size.
         per_epoch: batches in an epoch.
 
     Raises:
-        TrainingError: the size is not the one that the step fixes, or not positive.
+        TrainingError: the size differs from the step's fixed size, or is not positive.
     """
 
     def __init__(self, data: Data, size: int | None = None, seed: int = 0, shuffle: bool = True) -> None:
@@ -130,7 +130,7 @@ class Batches:
         self._order: tuple[int, np.ndarray[Any, Any]] = (-1, np.empty(0, np.int64))
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the batch of a number, from 0 through all epochs: `{input name: array}`, fresh copies."""
+        """Return a batch by its number, from 0 through all epochs: `{input name: array}`, new copies."""
         chosen = self._samples(number)
         return {name: np.asarray(array[chosen]) for name, array in self.data.arrays.items()}
 
@@ -157,7 +157,7 @@ def _check_array(what: str, array: np.ndarray[Any, Any], spec: InputSpec) -> Non
 
 
 def _check_named_axes(arrays: Arrays, inputs: Mapping[str, InputSpec], source: str) -> None:
-    """Check that axes after the first that have one name have one size."""
+    """Check that axes with the same name, after the first, have the same size."""
     sizes: dict[str, tuple[str, int]] = {}
     for name, array in arrays.items():
         for axis, size in zip(inputs[name].shape[1:], array.shape[1:], strict=True):
@@ -178,7 +178,7 @@ def _fixed_batch(arrays: Arrays, inputs: Mapping[str, InputSpec], samples: int, 
         if size != batch:
             raise TrainingError(
                 f"the inputs of the step have different first axes: {first!r} has {batch}, {name!r} {size}; the first "
-                "axis of what is in the data must be the samples"
+                "axis of each array in the data must be the samples"
             )
     if samples < batch:
         raise TrainingError(f"{source} has {samples} samples, fewer than the {batch} of the step's fixed batch")

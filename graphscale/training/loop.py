@@ -1,4 +1,4 @@
-"""The training loop: one record for each step, checkpoints at steps of a fixed number, metrics cut to them."""
+"""The training loop: one record for each step, checkpoints at fixed intervals, metrics cut to them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """The training of a scaled step. The same arguments give the same run, bit for bit, in one go or resumed.
+    """The training of a scaled step. The same arguments give the same run, bit for bit, resumed or not.
 
     Args:
         session: the session of the scaled step.
         batches: the batches, `batches[number]` from 0, and `per_epoch` of them in an epoch.
-        learning_rate: fed to `rate_input`, a function of the steps applied so far; None where nothing feeds it.
-        rate_input: the name of that input, a scalar or of the shape [1].
-        feeds: `{input name: array}` that is fed in every step.
-        position: the position of a resumed run, whose state is in the session already.
+        learning_rate: a function of the number of applied steps, for `rate_input`; None without such an input.
+        rate_input: the name of the learning rate's input, a scalar or of the shape [1].
+        feeds: `{input name: array}`, constant feeds of every step.
+        position: the position of a resumed run, whose state is already in the session.
         metrics: the file of all records, which stays open.
         tensorboard: event files of all records, which stay open, too.
         checkpoints: the folder of checkpoints; None for none.
         every: steps between checkpoints.
 
     Attributes:
-        steps: the steps done, those before a resume included.
-        applied: the number of them that were applied.
-        checkpoint: the newest checkpoint that this trainer has written.
+        steps: the number of steps so far, those before a resume included.
+        applied: the number of applied steps.
+        checkpoint: the newest checkpoint of this trainer.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Trainer:
         self._ends_stuck = session.stamp.policy.get("config", {}).get("on_stuck") in ("flag", "stop")
 
     def run(self, total: int, stop: Callable[[], bool] = lambda: False) -> Iterator[StepRecord]:
-        """Train until `total` steps are done, those before a resume included.
+        """Train up to `total` steps, those before a resume included.
 
-        Each record comes when the step is in the metrics and, where its turn is, in a checkpoint. The last step has a
-        checkpoint in any case, also when the loss scale is stuck (`record.stuck`) or `stop()` says so after a step:
-        then that step is the last one.
+        Each record is yielded when the step is in the metrics and, at an interval's end, in a checkpoint. The last step
+        always has a checkpoint. A stuck loss scale (`record.stuck`), or a true result of `stop()` after a step, makes
+        that step the last one.
 
         Raises:
             SessionError: a step cannot run, or a checkpoint cannot be written.
@@ -93,7 +93,7 @@ class Trainer:
                 return
 
     def save(self) -> None:
-        """Write a checkpoint of the present step, with all that is logged up to it on the disk.
+        """Write a checkpoint of the present step, after all logs up to it are on the disk.
 
         Raises:
             SessionError, OutputError: as `run`.
@@ -140,14 +140,14 @@ class Trainer:
         )
 
     def _ranges(self) -> Mapping[str, GradientRange] | None:
-        """Return the ranges that the last step measured, empty for none; None where no step measures them."""
+        """Return the ranges measured in the last step, empty for none; None for a step without ranges."""
         if self._measures_every is None:
             return None
         is_due = (self.session.counters["steps"] - 1) % self._measures_every == 0
         return self.session.ranges if is_due else {}
 
     def _scalars(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Return the outputs that are single numbers, but those that the record has in its own columns."""
+        """Return the outputs that are single numbers, without those in the record's own columns."""
         own = set(self.session.stamp.names.values())
         arrays = {name: np.asarray(value) for name, value in result.items() if name not in own}
         numbers = {name: a for name, a in arrays.items() if a.shape in ((), (1,)) and a.dtype.kind in "fiu"}

@@ -1,8 +1,8 @@
-"""Metrics files: one row a step, as JSON lines or CSV, the same bytes for the same run, interrupted or not.
+"""Metrics files: one row per step, as JSON lines or CSV, with the same bytes for the same run, interrupted or not.
 
-Numbers that JSON does not have are the texts "NaN", "Infinity" and "-Infinity" in JSON lines (as in Protocol Buffers'
-JSON), and nan, inf and -inf in CSV. A missing value is null, or an empty cell. Ranges are an object by gradient, in CSV
-a text of it.
+Numbers outside of JSON are the texts "NaN", "Infinity" and "-Infinity" in JSON lines (as in Protocol Buffers' JSON),
+and nan, inf and -inf in CSV. A missing value is null, or an empty cell. Ranges are an object by gradient, in CSV as a
+text.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def check_metrics(path: str | os.PathLike[str], resume_at: int | None = None) ->
 
     Args:
         path: the file; its suffix is .jsonl or .csv.
-        resume_at: the bytes of it that a checkpoint goes with; None for a file that begins afresh.
+        resume_at: the size of the file at the checkpoint; None for a new file.
 
     Raises:
-        TrainingError: the suffix is another, or the file is not the one that the checkpoint goes with.
+        TrainingError: the suffix is unknown, or the file does not belong to the checkpoint.
         OutputError: the folder does not exist, or the path is a folder.
     """
     target = check_new_output(path)
@@ -52,11 +52,11 @@ def check_metrics(path: str | os.PathLike[str], resume_at: int | None = None) ->
 
 
 class MetricsFile:
-    """A metrics file that is being written.
+    """A metrics file, open for writing.
 
     Args:
-        path: the file; its suffix says the format. An existing file is replaced.
-        resume_at: cut the existing file back to this many bytes instead, and append; None to begin afresh.
+        path: the file; its suffix decides the format. An existing file is replaced.
+        resume_at: the size to cut the existing file to, before rows are appended; None for a new file.
 
     Raises:
         TrainingError, OutputError: as `check_metrics`; `write` and `sync` raise an OutputError if they cannot write.
@@ -68,7 +68,7 @@ class MetricsFile:
         self._csv = target.suffix == ".csv"
         self._columns: list[str] | None = None
         try:
-            # Unbuffered: a row that cannot be written fails at once, and nothing is left for close() to fail on.
+            # Unbuffered: a failing write raises at once, and close() cannot fail.
             self._file = target.open("r+b" if resume_at else "wb", buffering=0)
             if resume_at:
                 if self._csv:
@@ -79,10 +79,10 @@ class MetricsFile:
             raise OutputError(f"cannot write {path}: {error}") from error
 
     def write(self, record: StepRecord) -> None:
-        """Append the row of a step, and hand it to the operating system.
+        """Append the row of a step, and pass it to the operating system.
 
         Raises:
-            TrainingError: the columns are not those of the rows before.
+            TrainingError: the columns differ from those of earlier rows.
         """
         with reporting(OutputError, f"cannot write {self._path}"):
             left = self._format(record.to_row()).encode()
@@ -128,10 +128,10 @@ def _json_value(value: Any) -> Any:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[StepRecord]:
-    """Read a metrics file, also one that is still being written: an unfinished last line is left out.
+    """Read a metrics file, complete or not: an unfinished last line is left out.
 
     Raises:
-        TrainingError: the file is missing, of another format, or a line of it is damaged; the message says which.
+        TrainingError: the file is missing, of another format, or a line is damaged; the message names the line.
     """
     with reporting(TrainingError, f"cannot read {path}"):
         suffix = suffix_of(path)

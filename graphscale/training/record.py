@@ -1,4 +1,4 @@
-"""The record of one training step, also as a row of a metrics file."""
+"""The record of one training step, and its form as a row of a metrics file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StepRecord"]
 _TELEMETRY = ("cause", "offender", "zero_fraction")
 _SCALES, _NUMBERS = ("loss_scale", "next_loss_scale"), ("step", "epoch", "good_steps")
 _ACTIVATION, _RANGES = "activation", "ranges"
-_PREFIX = "output."  # for an output with the name of one of the record's own columns
+_PREFIX = "output."  # for an output with the name of a column of the record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,12 @@ class StepRecord:
         step: its number in the run, from 1; skipped steps count.
         epoch: the number of its epoch, from 1.
         loss: the unscaled loss; may be infinite or NaN.
-        loss_scale: the loss scale that the step used.
-        next_loss_scale: the loss scale that it left for the next one.
+        loss_scale: the loss scale of the step.
+        next_loss_scale: the loss scale of the next step.
         applied: True if its update was applied; else the step was skipped.
-        good_steps: good steps in a row after it.
-        learning_rate: the learning rate that was fed; None where the step has no such input.
-        cause: "nan" or "inf" where a gradient was not finite; None otherwise, and without telemetry.
+        good_steps: good steps in a row after the step.
+        learning_rate: the fed learning rate; None for a step without such an input.
+        cause: "nan" or "inf" after a non-finite gradient; None otherwise, and without telemetry.
         offender: the name of the first gradient that was not finite; None otherwise, and without telemetry.
         zero_fraction: the share of the gradients' elements that were zero, 0 to 1; None without telemetry.
         activation: the name of the first value of the forward pass that was not finite, empty for none; None without
@@ -39,7 +39,7 @@ class StepRecord:
         ranges: the ranges of the gradients by name, if the step measured them, else empty; None without telemetry of
             ranges.
         stuck: True if the run ends since the loss scale is stuck, for a policy with `on_stuck` "flag" or "stop".
-        outputs: the other outputs of the step that are single numbers, by name.
+        outputs: other outputs of the step that are single numbers, by name.
     """
 
     step: int
@@ -59,7 +59,7 @@ class StepRecord:
     outputs: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def to_row(self) -> dict[str, Any]:
-        """Return `{column: value}`, in a fixed order; the columns of telemetry only where there is telemetry."""
+        """Return `{column: value}`, in a fixed order, with columns of telemetry only for a step with telemetry."""
         row = {name: getattr(self, name) for name in _COLUMNS if name not in _TELEMETRY}
         if self.zero_fraction is not None:
             row |= {name: getattr(self, name) for name in _TELEMETRY}
@@ -71,10 +71,11 @@ class StepRecord:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> StepRecord:
-        """Make the record of a row, whose numbers, booleans and None may be texts, as in a CSV file.
+        """Make the record of a row; numbers, booleans and None may be texts, as in a CSV file.
 
         Raises:
-            ValueError: a column is missing, or its value is of another kind or out of range; the message names it.
+            ValueError: a column is missing, or its value is of another kind or out of range; the message names the
+                column.
         """
         known: dict[str, Any] = {}
         for name, (kind, optional) in _COLUMNS.items():
@@ -114,7 +115,7 @@ def _read(name: str, value: Any, kind: type) -> Any:
 
 
 def _read_ranges(value: Any) -> dict[str, GradientRange]:
-    """Read ranges, in a CSV file a text of JSON."""
+    """Read ranges, an object or, in a CSV file, a text of JSON."""
     try:
         if isinstance(value, str) and value:
             value = parse_json(value.encode())
@@ -124,7 +125,7 @@ def _read_ranges(value: Any) -> dict[str, GradientRange]:
         raise ValueError(f"{_RANGES} is {value!r:.40}") from None
 
 
-# The type of each column, and whether it may be missing or empty.
+# The type of each column, and True if it may be missing or empty.
 _COLUMNS: dict[str, tuple[type, bool]] = {
     name: (next(iter(get_args(kind)), kind), bool(get_args(kind)))
     for name, kind in get_type_hints(StepRecord).items()

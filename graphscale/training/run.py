@@ -1,4 +1,4 @@
-"""A run made of files: everything is read and checked before anything is written."""
+"""A run from files: all input is read and checked before the first write."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class World:
-    """The processes that a run trains in: this one alone, or those that a subclass speaks for.
+    """The processes of a run: this one alone, or those of a subclass.
 
     Attributes:
-        is_first: True if this process writes and draws; one of several does.
+        is_first: True if this process writes and draws, as one of several does.
     """
 
     is_first: bool = True
@@ -47,7 +47,7 @@ class World:
         """Check that all processes have the same settings.
 
         Raises:
-            ReplicaError: with the first that differs.
+            ReplicaError: settings differ; the message names the first.
         """
 
     def load(self, path: Path) -> Arrays:
@@ -68,18 +68,18 @@ class World:
         return Session(step, providers=providers, state=state)
 
     def stops(self, signalled: bool) -> bool:
-        """Return whether a run ends with its last step, since a process of it was signalled."""
+        """Return whether the run ends with the last step, after a signal to a process."""
         return signalled
 
 
 class Interruption:
-    """A context that notes SIGINT and SIGTERM in `received`; the step, its checkpoint and metrics are finished.
+    """A context that records SIGINT and SIGTERM in `received`; the step, its checkpoint and metrics are finished.
 
-    A second signal does what it does elsewhere, so that a step that hangs can be ended. Outside the main thread, where
-    Python allows no handlers, nothing is noted.
+    A second signal has its usual effect, so that a hanging step can be ended. Outside the main thread, Python allows no
+    handlers, and signals are not recorded.
 
     Attributes:
-        received: the signal; None as long as there was none.
+        received: the signal, or None.
     """
 
     def __init__(self) -> None:
@@ -111,25 +111,25 @@ class Options:
     Attributes:
         step: the scaled step, an ONNX file.
         data: an .npz file with arrays named like the inputs of the step, the first axis of each the samples.
-        epochs: passes through the data; None for one, or as often as `max_steps` takes.
-        max_steps: steps, skipped ones included, after which the run ends at the latest.
-        batch_size: None for the one that the step fixes, or 32.
-        seed: of the shuffling.
-        shuffle: shuffle the samples.
-        learning_rate: fed to the step; its decay is fitted to the run where its length is not given.
-        rate_input: the input that takes it; None to look for one.
-        feeds: `NAME=VALUE` for inputs that are the same in every step.
+        epochs: passes through the data; None for one, or as many as `max_steps` needs.
+        max_steps: the largest number of steps, skipped ones included.
+        batch_size: the batch size; None for the step's fixed size, or 32.
+        seed: the seed of the shuffling.
+        shuffle: True to shuffle the samples.
+        learning_rate: the learning rate; a decay without a length is fitted to the run.
+        rate_input: the input for the learning rate; None to find it.
+        feeds: `NAME=VALUE` for inputs with a constant feed.
         state: an .npz or .safetensors file with first values of carried inputs.
-        ignore_extra: ignore arrays of `data` and `state` that the step has no input for.
+        ignore_extra: True to ignore arrays of `data` and `state` without an input of the step.
         providers: execution providers.
         checkpoint_dir: the folder of the checkpoints; None for none.
         checkpoint_every: steps between checkpoints; None for an epoch.
-        keep: the number of checkpoints that stay.
-        resume: go on from the newest checkpoint, if there is one.
+        keep: the number of checkpoints to keep.
+        resume: True to continue from the newest checkpoint, if any.
         metrics: a .jsonl or .csv file.
         logdir: a folder for TensorBoard's event files.
         output: the file of the trained step.
-        world: the processes that train together: by default this one alone.
+        world: the processes that train together, by default this one alone.
     """
 
     step: Path
@@ -156,17 +156,17 @@ class Options:
 
 
 class Run:
-    """A run that is ready to begin: all input is read and checked, and nothing is written yet.
+    """A run, ready to begin: all input is read and checked, and no output is written.
 
     Attributes:
-        session: the session; the state of the checkpoint is in it where the run is resumed.
+        session: the session, with the state of the checkpoint in a resumed run.
         batches: the batches.
         total: the steps of the whole run.
-        resumed: the position of a resumed run; None for one that begins.
-        writes: True if this process writes and draws; of several replicas one does.
+        resumed: the position of a resumed run; None for a new run.
+        writes: True if this process writes and draws, as one of several replicas does.
 
     Raises:
-        GraphscaleError: something does not fit.
+        GraphscaleError: inputs do not fit.
     """
 
     def __init__(self, options: Options) -> None:
@@ -206,7 +206,7 @@ class Run:
         """Open the files of the run, and close them at the end.
 
         Raises:
-            GraphscaleError: one of them cannot be written.
+            GraphscaleError: a file cannot be written.
         """
         options = self._options
         metrics = tensorboard = None
@@ -232,14 +232,14 @@ class Run:
             )
 
     def is_interrupted(self, interruption: Interruption) -> bool:
-        """Return whether the run ends with its last step, since a process of it received a signal."""
+        """Return whether the run ends with the last step, after a signal to a process."""
         return self._options.world.stops(interruption.received is not None)
 
     def _open_session(self) -> Session:
         options = self._options
         state: Arrays = {}
         if options.state is not None:
-            # Of replicas, rank 0 gives the state to all.
+            # With replicas, rank 0 sends the state to all.
             state = load_arrays(options.state) if options.world.is_first else {}
             if options.ignore_extra:
                 carried = read_stamp(model_files.load(options.step), str(options.step)).carried
@@ -273,7 +273,7 @@ class Run:
         return position
 
     def _settings(self) -> dict[str, Any]:
-        """Return the settings that make the run. Its length is not among them, and may grow."""
+        """Return the settings that define the run, without its length, which may grow."""
         data, rate = self.batches.data, self._learning_rate
         return {
             "the step": f"sha256:{hashlib.sha256(read_file(self._options.step)).hexdigest()}",

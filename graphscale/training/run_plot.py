@@ -1,4 +1,4 @@
-"""The picture of a run: loss, loss scale with its growths, decreases and skipped steps, and other records."""
+"""The picture of a run: the loss, the loss scale with its growths, decreases and skipped steps, and other records."""
 
 from __future__ import annotations
 

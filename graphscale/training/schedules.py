@@ -19,7 +19,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "step": ("final", "decay_steps", "decay_rate"),
     "exponential": ("final", "decay_steps", "decay_rate"),
 }
-_REPEATED = ("step", "exponential")  # their decay has no end: decay_steps is the length of one round
+_REPEATED = ("step", "exponential")  # schedules of endless decay: decay_steps is the length of one round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,10 @@ class LearningRate:
         schedule: one of `SCHEDULES`.
         warmup: applied steps of linear growth at the beginning.
         final: the last, or lowest, learning rate.
-        decay_steps: applied steps of the decay, or of one round of it. linear, cosine and polynomial: None stands
-            for the rest of the run, which `for_run` fills in. step and exponential need it.
+        decay_steps: applied steps of the decay, or of one round. linear, cosine and polynomial: None for the rest of
+            the run, which `for_run` fills in. step and exponential need a number.
         decay_rate: the factor of each round, above 0 and not above 1. Default: 0.1.
-        power: of the polynomial, above 0. Default: 1.
+        power: the power of the polynomial, above 0. Default: 1.
 
     Raises:
         TrainingError: a value is out of range, missing, or not one of this schedule's.
@@ -73,13 +73,13 @@ class LearningRate:
         _require(power is None or 0 < power < math.inf, "--power", power, "a finite number above 0")
 
     def for_run(self, steps: int) -> LearningRate:
-        """Return the learning rate for a run of this many steps: an open decay takes all after the warmup."""
+        """Return the learning rate for a run of a number of steps: an open decay lasts from the warmup to the end."""
         if self.decay_steps is not None or "decay_steps" not in SCHEDULES[self.schedule]:
             return self
         return dataclasses.replace(self, decay_steps=max(1, steps - self.warmup))
 
     def __call__(self, applied: int) -> float:
-        """Return the learning rate of the step before which this many were applied."""
+        """Return the learning rate of the step after a number of applied steps."""
         if applied < self.warmup:
             return self.base * (applied + 1) / self.warmup
         final, after = self.final or 0.0, applied - self.warmup
@@ -97,7 +97,7 @@ class LearningRate:
         return final + (self.base - final) * left
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that a checkpoint holds: `{option: value}`."""
+        """Return the settings for a checkpoint: `{option: value}`."""
         names = {"base": "--learning-rate", "schedule": "--schedule", "warmup": "--warmup", **_OPTIONS}
         return {option: getattr(self, name) for name, option in names.items()}
 

@@ -13,15 +13,15 @@ from graphscale.training.record import StepRecord
 
 __all__ = ["TensorBoard", "check_logdir"]
 
-_FLUSH_EVERY = 5.0  # seconds: the delay that a TensorBoard that looks on may see
+_FLUSH_EVERY = 5.0  # seconds: the largest delay in a running TensorBoard
 
 
 def check_logdir(folder: str | os.PathLike[str]) -> None:
-    """Check that event files can be written to a folder, without writing anything; it need not exist.
+    """Check that event files can be written to a folder, existing or not, without writing.
 
     Raises:
         TrainingError: tensorboardX is not installed.
-        OutputError: the folder cannot be there.
+        OutputError: the folder cannot exist.
     """
     try:
         import tensorboardX  # noqa: F401
@@ -39,12 +39,12 @@ def check_logdir(folder: str | os.PathLike[str]) -> None:
 class TensorBoard:
     """The event file of a run: a scalar for each number of a step's record.
 
-    tensorboardX's SummaryWriter writes in a thread, which a full disk ends without a word and which then blocks the
-    training; the writer that it is made of is used directly.
+    tensorboardX's SummaryWriter writes in a thread: a full disk ends the thread silently, which then blocks the
+    training. So its inner writer is used directly.
 
     Args:
-        folder: the folder of event files; made where it does not exist.
-        resume_after: the last step that stays: the events of later ones are purged. None for a new run.
+        folder: the folder of event files, created if missing.
+        resume_after: the last step to keep: events of later steps are purged. None for a new run.
 
     Raises:
         TrainingError, OutputError: as `check_logdir`; every method raises an OutputError if it cannot write.
@@ -58,7 +58,7 @@ class TensorBoard:
         self._reported = functools.partial(reporting, OutputError, f"cannot write to --logdir {folder}")
         with self._reported():
             os.makedirs(folder, exist_ok=True)
-            # File names have the time in seconds; a run that is resumed at once must not replace its first part.
+            # File names have the time in seconds; a quickly resumed run must not replace its first part.
             suffix = f".{os.getpid()}.{resume_after or 0}"
             self._writer: Any = EventsWriter(os.path.join(folder, "events"), suffix)
             if resume_after is not None:

@@ -1,4 +1,4 @@
-"""Branches that may write a result over a state that they read, and nodes of a branch that can fail."""
+"""Branches that may write a result over a state among their operands, and nodes of a branch that can fail."""
 
 from __future__ import annotations
 

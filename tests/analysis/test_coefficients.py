@@ -1,4 +1,4 @@
-"""The inputs that a value is a sum of, with their coefficients; and comparisons of types."""
+"""The inputs in a value's sum, with their coefficients, and comparisons of types."""
 
 from __future__ import annotations
 

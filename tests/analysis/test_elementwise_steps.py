@@ -1,4 +1,4 @@
-"""Steps whose weights are numbers: no contraction and no gradient operator shows where the backward pass is."""
+"""Steps with numbers as weights, and a backward pass without contractions and gradient operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that run forward again, at weights that the first gradients have moved."""
+"""Steps with a further forward pass, at weights that the first gradients have moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that is written in place, and whoever else reads it: every reader sees the value from before the step.
+"""State written in place, and its readers: every reader gets the value from before the step.
 
 ONNX Runtime does not order an in-place write after the other readers of the old value; the graph has to.
 """

@@ -1,4 +1,4 @@
-"""Losses that are computed in different ways, each with gradients of its own: those of adversarial networks."""
+"""Losses of different forms, each with gradients of its own, as in adversarial networks."""
 
 from __future__ import annotations
 

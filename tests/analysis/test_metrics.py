@@ -1,4 +1,4 @@
-"""Scalars beside the loss: which one is the loss, and what is no gradient."""
+"""Scalars beside the loss: the choice of the loss, and values that are no gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps whose factors only look like a loss scale."""
+"""Steps with factors that only look like a loss scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that bring a loss scale along."""
+"""Steps with a loss scale of their own."""
 
 from __future__ import annotations
 

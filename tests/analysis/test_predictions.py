@@ -1,4 +1,4 @@
-"""Heads whose results leave the graph, and that the loss ignores: no part of the backward pass."""
+"""Heads with their own outputs, outside the loss: no part of the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward values that are computed once more."""
+"""Forward values that are computed twice."""
 
 from __future__ import annotations
 

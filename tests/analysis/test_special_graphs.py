@@ -1,4 +1,4 @@
-"""Graphs that are hard to tell apart: the right answers, bit for bit, and the right report."""
+"""Graphs that are hard to distinguish: the right answers, bit for bit, and the right report."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ and read on the other.
 
 The facts are those of two releases, `Release`. They were read in docs/OperatorKernels.md (section
 CUDAExecutionProvider; commit 001d12d) and in the kernels' sources (core/providers/cuda and
-orttraining/training_ops/cuda) of microsoft/onnxruntime, and agree with where the released builds place graphs of one
-such node, for each dtype and each opset from 10 on. IsAllFinite and InPlaceAccumulatorV2 have kernels in training
-builds only, even though the schema of the former is in every build.
+orttraining/training_ops/cuda) of microsoft/onnxruntime, and agree with the placement of single nodes by the released
+builds, for each dtype and each opset from 10 on. IsAllFinite and InPlaceAccumulatorV2 have kernels in training builds
+only, even though the schema of the former is in every build.
 
-The table holds the operators that graphscale inserts. One that is not in it has to be looked up there.
+The table holds the operators that graphscale inserts. Others have to be looked up in these sources.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""On the CUDA targets ONNX Runtime copies nothing between GPU and host for what graphscale inserts.
+"""On the CUDA targets, ONNX Runtime copies no values between GPU and host for inserted nodes.
 
-Without a GPU this is checked by the facts of `tests.benchmarks.cuda_kernels`; with one, on the graph that ONNX Runtime
-makes.
+Without a GPU, the check uses the facts of `tests.benchmarks.cuda_kernels`; with one, ONNX Runtime's own graph.
 """
 
 from __future__ import annotations

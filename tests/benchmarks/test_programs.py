@@ -1,6 +1,6 @@
-"""The programs of benchmarks/ run on tiny models, say what they lack, and time no steps that differ.
+"""The programs of benchmarks/ run on tiny models, name missing files, and do not time different steps.
 
-`step_graphs` holds what PyTorch exports for that:
+`step_graphs` holds PyTorch's exports for them:
 
     NAMES="mlp-8-sgd transformer-4-adamw convnet-32-sgd lstm-16-adamw"
     python benchmarks/training_steps/export_graphs.py tests/benchmarks/step_graphs --quick $NAMES

@@ -1,4 +1,4 @@
-"""Training graphs that must be refused or asked about, and graphs on which a wrong option must be refused."""
+"""Training graphs that lead to refusals or questions, and graphs for refusals of wrong options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the real command line."""
+"""Runs of the real command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training step whose every name and text is hostile to a terminal, with the files that commands need beside it."""
+"""A training step with names and texts hostile to a terminal, and further files for commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`graphscale autocast` and `graphscale scale --autocast`: what they print, what they write, and what they refuse."""
+"""`graphscale autocast` and `graphscale scale --autocast`: texts, files and refusals."""
 
 from __future__ import annotations
 

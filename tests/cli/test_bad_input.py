@@ -98,7 +98,7 @@ GRAPHS = [
     graph("evaluation", bad.inference_with_scalar, Seed, ("'loss'", "inference graph", "training graph")),
     graph("training-info", bad.with_training_info, Unsupported, ("model.onnx", "training_info", "move")),
     graph("scaled-already", bad.scaled, Already, ("model.onnx", "scale the original graph")),
-    graph("scaled-without-metadata", bad.scaled_without_metadata, Already, ("model.onnx", "lost its metadata")),
+    graph("scaled-without-metadata", bad.scaled_without_metadata, Already, ("model.onnx", "dropped its metadata")),
     graph("unsorted", bad.unsorted, File, ("topological order", "'d'", "sort the graph")),
     graph("dangling-input", bad.dangling_input, File, ("'ghost'",)),
     graph("dangling-output", bad.dangling_output, File, ("'ghost'",)),

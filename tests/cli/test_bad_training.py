@@ -100,7 +100,11 @@ def test_a_rate_for_a_step_that_takes_none(tmp_path: Path) -> None:
 def test_checkpoints_of_another_run_are_kept(folder: Path) -> None:
     succeed(folder, *DIGITS_COMMAND, "--checkpoint-dir", "kept")
     for more, message in (
-        ([], "kept holds checkpoints of a run already, the newest step-00000019.safetensors; go on with it with --res"),
+        (
+            [],
+            "kept holds checkpoints of a run already, the newest step-00000019.safetensors; continue it with "
+            "--resume, ",
+        ),
         (["--resume", "--seed", "9"], "the run would be another: --seed was 0, is 9"),
     ):
         command = (*DIGITS_COMMAND, "--checkpoint-dir", "kept", "--metrics", "run.csv", *more)

@@ -1,4 +1,4 @@
-"""Models whose weights are in an external file: where the weights are afterwards, and what is never destroyed."""
+"""Models with weights in an external file: the place of the weights afterwards, and files that are never destroyed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No name, text or path of a file reaches the terminal as anything but text: every command, with every option."""
+"""Names, texts and paths of files reach the terminal only as text: every command, with every option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`graphscale inspect`: what the analysis finds, and the metadata of a scaled model."""
+"""`graphscale inspect`: the results of the analysis, and the metadata of a scaled model."""
 
 from __future__ import annotations
 

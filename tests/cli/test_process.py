@@ -1,4 +1,4 @@
-"""Each command in a process of its own says and writes the same as in the process of the tests."""
+"""Each command has the same texts and files in its own process as in the process of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`graphscale scale`: what it prints, and what it writes."""
+"""`graphscale scale`: texts and files."""
 
 from __future__ import annotations
 

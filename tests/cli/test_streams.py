@@ -1,4 +1,4 @@
-"""Standard streams that are full, closed, or read by nobody, and Ctrl-C at any time: never a traceback."""
+"""Standard streams that are full, closed, or without a reader, and Ctrl-C at any time: never a traceback."""
 
 from __future__ import annotations
 

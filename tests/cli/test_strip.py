@@ -1,4 +1,4 @@
-"""graphscale strip: files and folders, and what it refuses."""
+"""graphscale strip: files, folders and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""graphscale train as a user runs it: what it prints, what it writes, what it refuses."""
+"""graphscale train as a user runs it: texts, files and refusals."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""TensorFlow's tests of the optimizer around its loss scales, without those that other modules hold.
+"""TensorFlow's tests of the optimizer around its loss scales, without those in other modules.
 
 The classes are in tests/policy/test_loss_scale.py, sequences on graphs in tests/policy/test_bind.py and
-tests/pipeline/test_trajectories.py, skipped steps in tests/pipeline, checkpoints in tests/session/test_state.py. Here
-are fixed scales that are applied to a loss, and a dynamic scale that changes under way.
+tests/pipeline/test_trajectories.py, skipped steps in tests/pipeline, checkpoints in tests/session/test_state.py. This
+module has fixed scales of a loss, and a dynamic scale that changes during training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that two readers take in two ways are refused."""
+"""Models that two readers read in two ways are refused."""
 
 from __future__ import annotations
 

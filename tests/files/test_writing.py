@@ -1,4 +1,4 @@
-"""Files are there as a whole or not at all, a model and its weights together, whenever the process is killed."""
+"""Files are complete or missing, a model together with its weights, at any kill of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage to a model that stays a protocol buffer: fields dropped, repeated, swapped, filled with what does not fit."""
+"""Damage to a model that remains a protocol buffer: fields dropped, repeated, swapped, or filled with wrong values."""
 
 from __future__ import annotations
 

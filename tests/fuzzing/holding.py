@@ -1,4 +1,4 @@
-"""Running a command on a bad file, and holding it to what it promises: done, or one clear line and nothing written."""
+"""Runs of commands on bad files, with a check of their promise: success, or one clear line and no output file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The good files that the bad ones are made from: small graphs, scaled and not, of several exporters and targets."""
+"""The good files before the damage: small graphs, scaled and not, of several exporters and targets."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def rewritten() -> tuple[onnx.ModelProto, ...]:
 
 @functools.cache
 def portable_pairs() -> tuple[tuple[onnx.ModelProto, onnx.ModelProto], ...]:
-    """Those of `pairs` that stock ONNX Runtime runs on a CPU."""
+    """Pairs of `pairs` that stock ONNX Runtime runs on a CPU."""
     domains = {"", "graphscale"}
     return tuple(pair for pair in pairs() if {imported.domain for imported in pair[1].opset_import} <= domains)

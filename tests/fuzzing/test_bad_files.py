@@ -1,7 +1,7 @@
-"""Thousands of damaged models, and every command that reads one: done or refused in one line, never anything else.
+"""Thousands of damaged models, and every command that reads one: success, or a refusal in one line.
 
 The files are the same in every run. Set GRAPHSCALE_FUZZ_KEEP=FOLDER to find the files of failures there, and
-GRAPHSCALE_FUZZ_TIMES=N for N times as many files; fuzz/fuzz_scale.py goes on for as long as it is let.
+GRAPHSCALE_FUZZ_TIMES=N for N times as many files; fuzz/fuzz_scale.py runs until it is stopped.
 """
 
 from __future__ import annotations

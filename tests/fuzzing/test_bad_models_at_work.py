@@ -1,6 +1,6 @@
-"""Scaled models damaged afterwards, opened in a training session, and run by verify: in processes that may die of it.
+"""Scaled models, damaged, then opened in a training session and run by verify, in processes that may die.
 
-A crash inside ONNX Runtime is none of graphscale's, and is counted; everything else is held to the same promises.
+Crashes inside ONNX Runtime are not graphscale's, and only counted; the same promises hold for all other results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hostile checkpoints and state files are refused in one line that names the file, whatever was changed in them."""
+"""Hostile checkpoints and state files are refused in one line that names the file, for every change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A process that opens bad models in ONNX Runtime, and may die of it.
+"""A process that opens bad models in ONNX Runtime, and may die.
 
-ONNX Runtime checks its models, but not all of what a damaged one may hold: where it takes the process with it, that is
-counted, and the next file gets a new process.
+ONNX Runtime checks its models, but not for all damage: crashes of the process are counted, and the next file gets a new
+process.
 """
 
 from __future__ import annotations

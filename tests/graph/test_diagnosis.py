@@ -1,4 +1,4 @@
-"""Unexpected errors: on a damaged model one line that says what is damaged, on a sound one the error itself."""
+"""Unexpected errors: for a damaged model, one line on the damage; for a sound one, the error itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walks up and down a graph, held against the recursive ones of their docstrings."""
+"""The walks up and down a graph, compared with the recursive ones of their docstrings."""
 
 from __future__ import annotations
 

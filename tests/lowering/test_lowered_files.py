@@ -1,4 +1,4 @@
-"""Lowered files: every command takes them, and each step that they run is that of the plain form, bit for bit."""
+"""Lowered files: every command accepts them, and their steps equal those of the plain form, bit for bit."""
 
 from __future__ import annotations
 

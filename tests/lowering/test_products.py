@@ -1,4 +1,4 @@
-"""Products of matrices that are gradients, and what exporters put behind them: each kind, with each kind of scale."""
+"""Products of matrices that are gradients, and exporters' nodes behind them: each kind, with each kind of scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traits that the table gives to operators, held against what a runtime computes."""
+"""The operators' traits in the table, compared with a runtime's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The degrees claimed for a case, held against what a runtime computes from scaled operands."""
+"""The degrees claimed for a case, compared with a runtime's results for scaled operands."""
 
 from __future__ import annotations
 

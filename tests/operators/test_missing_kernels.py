@@ -1,4 +1,4 @@
-"""The operators that the newest stock release has no CPU kernel for, held against the release."""
+"""The operators without a CPU kernel in the newest stock release, compared with the release."""
 
 from __future__ import annotations
 

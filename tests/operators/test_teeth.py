@@ -1,4 +1,4 @@
-"""Each rule that once gave wrong gradients is put back: the checks of degrees and traits report it."""
+"""Former rules with wrong gradients, restored: the checks of degrees and traits report each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands and results: arrays, sequences of arrays, and how they compare when something is scaled."""
+"""Operands and results: arrays, sequences of arrays, and their comparison under scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small training graphs, one for each thing that a pass does."""
+"""Small training graphs, one for each effect of a pass."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def test_without_its_metadata_it_is_known_all_the_same(name: str, target: str, k
         del model.metadata_props[:]
         for node in model.graph.node:
             node.ClearField("name" if kept == "marks" else "metadata_props")
-        lost = "was scaled by graphscale, and has lost its metadata: another tool dropped them; scale the original"
+        lost = "was scaled by graphscale, and another tool has dropped its metadata; scale the original"
         for use in (gs.scale, gs.autocast, gs.split, gs.Session, functools.partial(gs.verify, original)):
             with pytest.raises(gs.GraphscaleError, match=lost):
                 use(model)

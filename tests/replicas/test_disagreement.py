@@ -50,7 +50,7 @@ def test_replicas_that_differ_are_refused_at_the_start(tmp_path: Path, scenario:
         ("unscaled", "rank 0: models/pytorch/mlp_momentum.onnx carries no loss scale"),
         ("no_state", "rank 0: the carried inputs .* have no initializer"),
         ("no_state_in_shares", "rank 0: the carried inputs .* have no initializer"),
-        ("telemetry_in_shares", "rank 0: the step cannot be sharded: its telemetry looks at all gradients"),
+        ("telemetry_in_shares", "rank 0: the step cannot be sharded: its telemetry reads all gradients"),
         ("missing_feed", "rank 1: the step needs a feed for 'images'"),
         ("misshapen_feed", r"rank 1: the feed 'images' has shape \[8, 63\]"),
         ("failing_step", "rank 1: the step could not run"),

@@ -59,7 +59,7 @@ TWO_BATCHES = {"x": FIXED["x"], "label": InputSpec(np.dtype(np.int64), (5,))}
 MISFITS = {
     "nothing": ({}, FREE, "data.npz holds no array; the step is fed x, label, rate"),
     "unknown": misfit(
-        "data.npz has an array 'y', but the step is fed x, label, rate; rename it, or ignore what does not fit with "
+        "data.npz has an array 'y', but the step is fed x, label, rate; rename it, or ignore such arrays with "
         "--ignore-extra",
         y=np.zeros(10),
     ),
@@ -82,7 +82,8 @@ MISFITS = {
     "empty": misfit("data.npz has no samples: the first axis of 'x' is 0", 0),
     "too-few": misfit("data.npz has 3 samples, fewer than the 4 of the step's fixed batch", 3, FIXED),
     "two-batches": misfit(
-        "the inputs of the step have different first axes: 'x' has 4, 'label' 5; the first axis of what is in the data "
+        "the inputs of the step have different first axes: 'x' has 4, 'label' 5; the first axis of each array in the "
+        "data "
         "must be the samples",
         inputs=TWO_BATCHES,
     ),
@@ -331,7 +332,7 @@ def test_the_learning_rate_is_found() -> None:
         ("eta", "--learning-rate-input eta: the step is fed x, rate"),
         ("weights", "--learning-rate-input weights: expected a floating-point scalar, but it is float32[3]"),
         ("count", "--learning-rate-input count: expected a floating-point scalar, but it is int8[]"),
-        ("x", "--learning-rate-input x: the data or --feed gives this input already"),
+        ("x", "--learning-rate-input x: the data or --feed feeds this input already"),
     ],
 )
 def test_an_input_that_takes_no_learning_rate(name: str, message: str) -> None:

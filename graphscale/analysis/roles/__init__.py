@@ -1,1 +1,1 @@
-"""Roles: the part that each input and output of a training graph plays in the step."""
+"""Roles: the part of each input and output of a training graph in the step."""

@@ -1,4 +1,4 @@
-"""Answers of a user about roles, as a roles file holds them, and the question that they answer."""
+"""A user's answers about roles, from a roles file, and the question for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIELDS = {
     "kept": "outputs among the states that advance on skipped steps, too",
 }
 _LISTS = ("losses", "gradients", "metrics", "kept")
-_OPEN = "the outputs that are asked about: correct them above; this list is not read"
+_OPEN = "outputs in question: correct them above; this list is not read"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Answers:
         gradients: the outputs that are gradients.
         metrics: the outputs that no later step reads.
         kept: the outputs among the states that advance on skipped steps, too.
-        forced: whether they hold even where the graph contradicts them; those with a source never do.
-        sources: for each output whose role the model states itself, the place where it does.
+        forced: True if the answers hold even against the graph; those with a source never do.
+        sources: for each output whose role the model states, the place of the statement.
     """
 
     losses: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Answers:
         """Read the answers from JSON.
 
         Raises:
-            RolesError: it is no JSON, or what `of` raises.
+            RolesError: the text is no JSON, or as for `of`.
         """
         try:
             return cls.of(parse_json(text), where)
@@ -61,10 +61,10 @@ class Answers:
 
     @classmethod
     def of(cls, content: Any, where: str = "roles") -> Answers:
-        """Read the answers from what a roles file holds.
+        """Read the answers from the content of a roles file.
 
         Raises:
-            RolesError: it has another form or another field, or names an output twice.
+            RolesError: the content has another form or field, or names an output twice.
         """
         if content is None or isinstance(content, Answers):
             return content or NO_ANSWERS
@@ -95,7 +95,7 @@ class Answers:
         kept: Iterable[str] = (),
         forced: bool = False,
     ) -> Answers:
-        """Return the answers with single names added; those of gradients are places, and may be next states as well.
+        """Return the answers with single names added; gradients are places, and may be next states as well.
 
         Raises:
             RolesError: a name has another role already.
@@ -119,7 +119,7 @@ class Answers:
         return merged
 
     def complete(self, stated: Answers, places: Collection[str] = ()) -> Answers:
-        """Return the answers, with those that the model states itself where these are silent.
+        """Return the answers, completed by the model's statements.
 
         Args:
             stated: the statements, each name with its source.
@@ -147,15 +147,15 @@ class Answers:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs whose roles are named, one entry for each time."""
+        """The outputs with named roles, repeated for each role."""
         return (*self.losses, *self.states, *self.gradients, *self.metrics)
 
     def label(self, name: str, option: str) -> str:
-        """Return the origin of an output's role for a message: the statement of the model, or an option."""
+        """Return the origin of an output's role for a message: the model's statement, or an option."""
         return f"{self.sources.get(name, option)} {name}"
 
     def evidence(self, name: str | None) -> str:
-        """Return the evidence of an output's role that is named."""
+        """Return the evidence for an output's named role."""
         source = self.sources.get(name or "")
         return NAMED if source is None else f"{STATED}{source}"
 
@@ -163,7 +163,7 @@ class Answers:
         """Refuse an output with two roles.
 
         Raises:
-            RolesError: there is one.
+            RolesError: an output has two roles.
         """
         seen: set[str] = set()
         for name in self.outputs:
@@ -212,7 +212,7 @@ def roles_schema() -> dict[str, Any]:
 
 
 def ask(table: RoleTable) -> RolesError:
-    """Return the question about all that is open in a table."""
+    """Return the question about all open outputs of a table."""
     count = len(table.open)
     what = "one output has" if count == 1 else f"{count} outputs have"
     listed = "; ".join(f"{entry.name!r}: {entry}" for entry in table.open)

@@ -1,9 +1,9 @@
 """The assignment of a role to each input and output, from all evidence at once.
 
-The loss and the gradients are known. Every other output is the next value of an input, or nothing that a later
-step reads. Pairs follow by elimination within exact type and shape, in rounds of ever weaker evidence: an output holds
-its own previous value with a coefficient near one, or with any; it depends on it without a contraction between, or at
-all, by other ways than the gradients; it is another form of the next value of a state. The remaining outputs are a
+The loss and the gradients are known. Every other output is the next value of an input, or is not read by a later step.
+Pairs are found by elimination within exact type and shape, in rounds of ever weaker evidence: an output contains its
+previous value with a coefficient near one, or with any coefficient; depends on it without a contraction between, or at
+all, on paths apart from the gradients; is another form of the next value of a state. The remaining outputs are a
 question.
 """
 
@@ -52,11 +52,11 @@ def assign_roles(
     """Assign a role to each input and output of a main graph.
 
     Args:
-        topology: of the graph, for its loss.
+        topology: the topology of the graph, for its loss.
         plan: the places of the loss scale, and of the divisions by it.
         named: the pairs that the user named.
         gradients: the values that the user named as places where the scale comes out.
-        answers: all answers of the user, those among them.
+        answers: all answers of the user, these names included.
 
     Raises:
         RolesError: an answer contradicts the graph.
@@ -94,7 +94,7 @@ def _assign(
     assign_fixed_roles(step)
     pair_by_coefficients(step, ir.Value.is_graph_input)
     found.pair_compared()
-    found.assign()  # The moments that gradients were added to have their next values now.
+    found.assign()  # The moments in sums with gradients have their next values now.
     found.assign_counted()
     pair_by_coefficients(step, ir.Value.is_initializer)
     doubt_replaced_weights(step)
@@ -116,7 +116,7 @@ def _assign(
 
 def _take_answers(step: Interface, named: Sequence[Update], answers: Answers) -> None:
     outputs = {value.name: value for value in step.graph.outputs}
-    # An average may hold the weight that its own next value is named for.
+    # An average may contain the weight whose next value it is named to be.
     confirmed = {u.input for u in named if step.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
     shared = {u.input for u in named if u.input in step.held_possibly(u.output)}
     for role, names in ((Role.METRIC, answers.metrics), (Role.GRADIENT, answers.gradients)):
@@ -139,10 +139,10 @@ def _refuse_contradiction(
     confirmed: Collection[ir.Value],
     answers: Answers,
 ) -> None:
-    """Refuse an answer if the output holds one other input of its type, which no other answer gives a next value.
+    """Refuse an answer if the output contains one other input of its type, without an answer of its own.
 
     Raises:
-        RolesError: it does.
+        RolesError: the output contains such an input.
     """
     source = answers.sources.get(output.name or "")
     if (answers.forced and source is None) or is_scalar(output) or step.copied_input(output) is not None:
@@ -169,7 +169,7 @@ def _refuse_contradiction(
 
 def _role_of_input(step: Interface, value: ir.Value) -> tuple[Role, str]:
     if value.is_initializer():
-        return Role.CONSTANT, "it has a value, and no output is its next one"
+        return Role.CONSTANT, "it has a value, and no output is its next value"
     if is_scalar(value):
         return Role.HYPERPARAMETER, "one number, and no output is its next value"
     if is_float(value) and value in step.weights_like(value) and step.gradients_like(value):

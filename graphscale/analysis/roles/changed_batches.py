@@ -1,4 +1,4 @@
-"""Batches that a step changes before the network reads them, told from carried state by what is added to them."""
+"""Batches that a step changes before the network reads them, in contrast to carried state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["is_running_statistic", "may_be_batch"]
 
 
 def may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output may be a batch, changed before the network reads it, or an activation added to it."""
+    """Return whether an output may be a changed batch that the network reads, or an activation added to it."""
     if output in step.behind_gradients or not value.is_graph_input() or is_scalar(value) or not is_float(value):
         return False
     if is_running_statistic(step, output, value):
@@ -20,21 +20,21 @@ def may_be_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     if value not in step.topology.forward:
         return step.held(output)[value] == 1 and step.multiplies_batch(output, value)
     if step.copied_input(output) is value or _adds_nothing(output, value):
-        return False  # Guarded or not, it is the same.
+        return False  # A guard would change nothing.
     above = step.topology.ancestors([output])
     others = [v for v in above if v.is_graph_input() and not is_scalar(v) and v is not value]
     if output not in step.topology.forward:
         return not others or (step.held(output)[value] >= 1 and step.may_predict(output, value))
     alike = [other for other in others if same_type(other, value)]
     if alike and len(alike) == len(others):
-        return not all(other in step.inputs for other in others)  # a target network that follows the weights
+        return not all(other in step.inputs for other in others)  # a target network, which follows the weights
     readers = {n.op_type for n in step.topology.consumers(value) if any(result in above for result in n.outputs)}
     is_average = step.held(output)[value] < 1 and readers <= {"Add", "Sub", "Mul"}
     return not others or bool(alike) or not is_average
 
 
 def is_running_statistic(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output is an average of a value with a statistic of a batch, which has no rows of a batch.
+    """Return whether an output averages a value with a statistic of a batch, without rows.
 
     The share of the value is less than one: it is multiplied, or subtracted from the statistic.
     """
@@ -45,7 +45,7 @@ def is_running_statistic(step: Interface, output: ir.Value, value: ir.Value) -> 
 
 
 def _is_over_rows(statistic: ir.Value, like: ir.Value) -> bool:
-    """Return whether a value reduces the first axis of a larger one, and has the shape of another value."""
+    """Return whether a value with the shape of another one reduces the first axis of a larger value."""
     node = statistic.producer()
     if node is None or not node.op_type.startswith("Reduce") or statistic.shape is None or like.shape is None:
         return False

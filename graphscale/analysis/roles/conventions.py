@@ -1,4 +1,4 @@
-"""Evidence by the names and the order in a file, as its other pairs show them: for open outputs alone, never needed.
+"""Evidence by names and order in a file, learned from its other pairs: for open outputs only, never needed.
 
 Where `w1_next` and `b1_next` are certainly the next values of `w1` and `b1`, `eta_next` is that of `eta`, and
 `td_error` is none.
@@ -21,17 +21,17 @@ __all__ = ["gradients_by_convention", "metrics_by_convention", "pairs_by_convent
 # The convention of one pair could be a coincidence.
 _LEAST_PAIRS = 2
 _LEAST_GUESSES = 3
-# Of so many pairs in a row, a random order is the same on both sides once in 120 times.
+# A random order of this many pairs in a row is the same on both sides once in 120 times.
 _LEAST_RUN = 5
 _EVIDENCE = f"{STATED}its name, as other next values"
 _IN_ORDER = f"{STATED}its place, between other next values"
 _UNLIKE = f"{STATED}its name, unlike all next values"
-# An exchange of the ends of names, or of their beginnings: the ends, that of a present value, that of a next one.
+# An exchange of the ends of names, or of their beginnings, from a present value's to a next value's.
 _Exchange = tuple[bool, str, str]
 
 
 def pairs_by_convention(step: Interface) -> list[Update]:
-    """Return the pairs of open outputs, and of metrics, that are named as all certain next values are.
+    """Return the pairs of open outputs, and of metrics, with names like those of all certain next values.
 
     Where few pairs are certain, the pairs that the graph alone proposes show the convention. The graph contradicts a
     name if another output of the same convention is nearer to the input; such a name is no evidence.
@@ -64,11 +64,11 @@ def pairs_by_convention(step: Interface) -> list[Update]:
 
 
 def metrics_by_convention(step: Interface) -> dict[ir.Value, Assigned]:
-    """Return roles for the open outputs that look like metrics, and are named as no next value of the file is.
+    """Return roles for open outputs that look like metrics, with names unlike those of the file's next values.
 
-    All next values of the file end, or begin, with one word: such an output does not, nor has it the name of an input
-    of its type, or, but for numbers, a word of it. A number that looks like the next value of a rate may be the one in
-    use.
+    All next values of the file end, or begin, with one word; such an output does not. Its name is not that of an input
+    of its type, and, except for numbers, shares no word with it. A number that looks like the next value of a rate may
+    be the present rate.
     """
     shown = _certain_pairs(step)
     marks = {(at_end, new) for at_end, _, new in _common_exchanges(shown) if new}
@@ -93,7 +93,7 @@ def _are_alike(output: ir.Value, value: ir.Value) -> bool:
 
 
 def gradients_by_convention(step: Interface) -> dict[ir.Value, Assigned]:
-    """Return roles for the open outputs that look like gradients, and are named after a weight as all gradients are."""
+    """Return roles for open outputs that look like gradients, and are named after weights as all gradients are."""
     certain = [o for o, each in step.outputs.items() if each.role is Role.GRADIENT and each.certain]
     if len(certain) < _LEAST_PAIRS:
         return {}
@@ -129,8 +129,8 @@ def _nearest(step: Interface, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Val
 def _predictions(step: Interface, values: Collection[ir.Value]) -> Callable[[ir.Value, ir.Value], bool]:
     """Return a test for outputs that may be predictions of a next value.
 
-    A prediction is computed by contractions from a batch that the loss reads, and has the rows of a batch. No
-    contraction lies between a prediction and the loss, unlike the hidden state of a network.
+    A prediction is computed by contractions from a batch of the loss, and has the rows of a batch. No contraction lies
+    between a prediction and the loss, in contrast to a hidden state.
     """
     free = [value for value in step.graph.inputs if _is_free(step, value) and not is_scalar(value)]
     batches, dependence = [value for value in free if value not in values], step.dependence(free)
@@ -148,7 +148,7 @@ def _predictions(step: Interface, values: Collection[ir.Value]) -> Callable[[ir.
 
 
 def _may_have_rows(value: ir.Value, batches: Sequence[ir.Value]) -> bool:
-    """Return whether the first dimension of a value may be one of a batch, its last dimension aside."""
+    """Return whether the first dimension of a value, unless it is also the last, may be that of a batch."""
     rows, dims = _leading_dims(value)[:1], [dim for batch in batches for dim in _leading_dims(batch)]
     are_known = all(isinstance(dim, int) for dim in (*rows, *dims))
     return not (dims and are_known) or rows[0] in dims
@@ -182,11 +182,11 @@ def _next_names(present: str, exchanges: set[_Exchange]) -> Iterator[str]:
 
 
 def pairs_by_order(step: Interface) -> list[Update]:
-    """Return the pairs of open outputs that stand between certain pairs, if no proposal contradicts them.
+    """Return the pairs of open outputs between certain pairs, if no proposal contradicts them.
 
-    Exporters keep the order of inputs and outputs. Where the pairs before and behind an output are certain, as many
-    inputs stand between theirs as outputs stand between them, and the certain pairs around are in one order, the
-    function that was exported returns its state in that order.
+    Exporters keep the order of inputs and outputs. The exported function returns its state in the order of its inputs
+    if the pairs before and after an output are certain, have equally many inputs and outputs between them, and lie in a
+    run of certain pairs in one order.
     """
     found = {
         output: value
@@ -198,7 +198,7 @@ def pairs_by_order(step: Interface) -> list[Update]:
 
 
 def _runs(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> list[dict[ir.Value, ir.Value]]:
-    """Return the long runs of pairs, one output behind another, whose inputs stand in the same order."""
+    """Return the long runs of pairs with outputs in a row and inputs in the same order."""
     runs: list[list[tuple[int, int]]] = []
     for index, place in find_positions(graph, pairs):
         if not runs or place < runs[-1][-1][1]:
@@ -208,7 +208,7 @@ def _runs(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> list[dict[ir.V
 
 
 def _may_stand_for(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an open output may be the next value of an open input, and depends on no other one of its type."""
+    """Return whether an open output may be the next value of an open input, and depends on no other of its type."""
     assigned = step.outputs[output]
     if assigned.certain or assigned.pair not in (None, value):
         return False

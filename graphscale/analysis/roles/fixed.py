@@ -1,4 +1,4 @@
-"""Outputs whose role is the same whatever the inputs are to the step: the loss, constants, signals; predictions."""
+"""Outputs with a role independent of the inputs' roles: the loss, constants, signals; predictions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["assign_fixed_roles", "assign_predictions", "doubt_constants"]
 
 
 def assign_fixed_roles(step: Interface) -> None:
-    """Assign a role to each open output that is no state by itself."""
+    """Assign a role to each open output that cannot be state."""
     for value in step.open_outputs():
         if (known := _role(step, value)) is not None:
             step.outputs[value] = Assigned(*known)
 
 
 def assign_predictions(step: Interface) -> None:
-    """Take for metrics the open outputs that the loss compares with a target, or is the mean or the sum of."""
+    """Treat as metrics the open outputs that the loss compares with a target, averages or adds up."""
     for value in step.open_outputs():
         if value in step.topology.tail and not is_scalar(value) and _is_unreduced_loss(step, value):
             step.outputs[value] = Assigned(Role.METRIC, "the loss is its mean or its sum")
@@ -51,7 +51,7 @@ def _role(step: Interface, value: ir.Value) -> tuple[Role, str] | None:
 
 
 def doubt_constants(step: Interface) -> None:
-    """Doubt constants that may be the next values of inputs: a flag of the first step, a rate that nothing changes."""
+    """Doubt constants that may be the next values of inputs: a flag of the first step, an unchanged rate."""
     constants = [o for o, assigned in step.outputs.items() if assigned.role is Role.CONSTANT and not assigned.is_named]
     fitting = {output: _find_states_of_constant(step, output) for output in constants}
     claims = collections.Counter(value for values in fitting.values() for value in values)
@@ -59,7 +59,7 @@ def doubt_constants(step: Interface) -> None:
         left, source = [value for value in values if value not in step.inputs], step.copied_input(output)
         if left:
             likely = max(left, key=lambda value, output=output: likeness(value, output))  # type: ignore[misc]
-            # A value that nothing reads is the same under either constant, and so is one that is handed through.
+            # A value without readers is the same under either constant, and so is an input that is an output.
             is_handed_through = likely is source
             certain = len(values) == claims[likely] == 1 and (is_handed_through or not likely.uses())
             evidence = f"a constant, and {likely.name!r} has its type"
@@ -73,25 +73,25 @@ def doubt_constants(step: Interface) -> None:
 
 
 def _is_flag(number: ir.Value) -> bool:
-    """Return whether a number is compared, and nothing else."""
+    """Return whether all readers of a number compare it."""
     rules = (rule_of(node) for node, _ in number.uses())
     return all(rule is not None and rule.kind is Kind.COMPARE for rule in rules)
 
 
 def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value]:
-    """Find the inputs that a constant may be the next value of: that the loss ignores, or itself, if it is read.
+    """Find the inputs whose next value a constant may be: those outside the loss, or the constant itself, if read.
 
-    Zeros may be the gradient of a weight that has no part in the loss.
+    Zeros may be the gradient of a weight outside the loss.
     """
     source = step.copied_input(output)
     if source is not None and source.is_graph_input():
         return []
     others = [value for value in step.open_inputs_like(output) if value not in (source, output)]
     values = [value for value in others if step.is_ignored(value) or not value.uses()]
-    # A flag, or what the constant is computed from.
+    # A flag, or an operand of the constant.
     stored = [v for v in (*step.flags, *step.held_possibly(output)) if v not in (source, output, *values)]
     values += [v for v in stored if v not in step.inputs and not v.is_graph_input() and same_type(output, v)]
-    # An initializer that is an output itself is no other value than before.
+    # An initializer that is an output itself does not change.
     if source is None or source is output or source in step.inputs or not same_type(output, source):
         return values
     views = step.views(output)
@@ -101,7 +101,7 @@ def _find_states_of_constant(step: Interface, output: ir.Value) -> list[ir.Value
 
 
 def _is_decay(step: Interface, value: ir.Value) -> bool:
-    """Return whether a value is less than half of one weight, and nothing else."""
+    """Return whether a value is a share of one weight, of less than a half."""
     sources = [v for v in step.sources_of(value) if constant_tensor(v) is None]
     if len(sources) != 1 or sources[0] not in step.topology.forward or not same_type(value, sources[0]):
         return False
@@ -109,7 +109,7 @@ def _is_decay(step: Interface, value: ir.Value) -> bool:
 
 
 def _meets_target(step: Interface, value: ir.Value) -> bool:
-    """Return whether a node reads a value beside a target, or subtracts one from the other, be the target masked."""
+    """Return whether a node reads a value beside a target, masked or not, or subtracts one from the other."""
     topology, targets = step.topology, step.topology.targets
     readers = [*topology.consumers(value)]
     if any(operand in targets for node in readers for operand in topology.operands(node)):
@@ -129,7 +129,7 @@ def _is_of_batch(step: Interface, value: ir.Value) -> bool:
 
 
 def _is_unreduced_loss(step: Interface, value: ir.Value) -> bool:
-    """Return whether a loss is a mean or a sum of a value, times numbers, and nothing else."""
+    """Return whether a loss is only a mean or a sum of a value, times numbers."""
 
     def below(each: tuple[ir.Value, bool]) -> Iterator[tuple[ir.Value, bool]]:
         for node in step.topology.consumers(each[0]):

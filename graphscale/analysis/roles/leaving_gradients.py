@@ -1,4 +1,4 @@
-"""Outputs that are gradients, told from moments and from gradients that a step keeps for the next one."""
+"""Outputs that are gradients, in contrast to moments and gradients that a step keeps for the next one."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Gradients:
         self._step = step
         step.is_gradient = self.includes
         wholes = {whole for each in step.plan.unscaled.values() for whole in each.wholes}
-        # A sum of a gradient and a share of a weight is a gradient with decay, unless the share is large.
+        # The sum of a gradient and a small share of a weight is a gradient with decay.
         wholes = {whole for whole in wholes if not self._holds_state(whole)}
         step.doubtful = self._unknown_shares(wholes) if wholes else set()
         self._values = {*step.plan.unscaled, *wholes} - step.doubtful
 
     @functools.cached_property
     def _memory(self) -> Dependence:
-        """The dependence of all values on the inputs that the loss ignores."""
+        """The dependence of all values on inputs outside the loss."""
         step = self._step
         return step.dependence(value for value in step.graph.inputs if step.is_ignored(value) and not is_scalar(value))
 
     def _unknown_shares(self, wholes: set[ir.Value]) -> set[ir.Value]:
-        """Return the sums that hold a share of a weight that is unknown, or a filled initializer."""
+        """Return the sums with an unknown share of a weight, or with a filled initializer."""
         step = self._step
         weights = [value for value in step.graph.inputs if value in step.topology.forward]
         dependence, sources = step.dependence(weights), {*step.graph.inputs, *step.graph.initializers.values()}
@@ -52,13 +52,13 @@ class Gradients:
         return found
 
     def assign(self) -> None:
-        """Take for gradients the open outputs that scale with the loss and hold no state."""
+        """Treat as gradients the open outputs that scale with the loss and contain no state."""
         for output in self._step.open_outputs():
             if self.includes(output) and not self._remembers(output):
                 self._step.outputs[output] = Assigned(Role.GRADIENT, _SCALES)
 
     def assign_counted(self) -> None:
-        """Take for gradients the open outputs that scale with the loss, if there is a weight for each."""
+        """Treat as gradients the open outputs that scale with the loss, if there is a weight for each."""
         step = self._step
         groups: dict[Type, list[ir.Value]] = {}
         for output in step.open_outputs():
@@ -76,7 +76,7 @@ class Gradients:
         step.settle(candidates, "the gradient that the next step compares with its own")
 
     def doubt(self) -> None:
-        """Doubt gradients that are more than the weights of their type, where the loss ignores an open input of it."""
+        """Doubt gradients that outnumber the weights of their type, if an open input of it is outside the loss."""
         step = self._step
         groups: dict[Type, dict[ir.Value, list[ir.Value]]] = {}
         for value in step.holders:
@@ -97,9 +97,9 @@ class Gradients:
                 step.pair(output, value, evidence, certain=False)
 
     def doubt_noise(self) -> None:
-        """Doubt sums of a gradient and a share of an input, where the graph updates no weight: it may be noise.
+        """Doubt sums of a gradient and a share of an input in a graph without updates: the input may be noise.
 
-        A gradient that is added to an input without a factor is accumulated.
+        A sum of a gradient and an input without a factor is an accumulation.
         """
         step = self._step
         if any(v in step.topology.forward and is_float(v) and not is_scalar(v) for v in step.inputs):
@@ -119,7 +119,7 @@ class Gradients:
                 return ()
             operands = inputs_of(node)
             if node.op_type in ("Mul", "Where"):
-                return operands if len({*operands}) == len(operands) else ()  # a square is none
+                return operands if len({*operands}) == len(operands) else ()  # a square is no gradient
             return operands[:1] if node.op_type in ("Div", "ReduceSum") or has_trait(node, VIEWS | Trait.BOUND) else ()
 
         return any(each in self._values for each in reach([value], above))
@@ -133,7 +133,7 @@ class Gradients:
         return any(self._meets(value, source) for source in self._step.open_inputs_like(value))
 
     def _adds_number(self, value: ir.Value) -> bool:
-        """Return whether a number is a sum with what follows from an input of its type alone that the loss ignores."""
+        """Return whether a number is a sum with a value computed only from an input of its type outside the loss."""
         step = self._step
         numbers = {v for v in step.open_inputs_like(value) if step.is_ignored(v)}
 
@@ -153,7 +153,7 @@ class Gradients:
         return any(c >= NEXT_STATE or self._step.is_ignored(v) for v, c in held if same_type(value, v))
 
     def _meets(self, value: ir.Value, source: ir.Value) -> bool:
-        """Return whether a gradient is added to or subtracted from an input that the loss ignores."""
+        """Return whether a gradient is added to or subtracted from an input outside the loss."""
         if not self._step.is_ignored(source):
             return False
         views, readers = self._step.views(value), self._step.topology.consumers(source)
@@ -162,9 +162,9 @@ class Gradients:
 
 
 def _may_be_gradient(step: Interface, value: ir.Value) -> bool:
-    """Return whether a stored value may be the gradient of the step before, which others are compared with.
+    """Return whether a stored value may be the last step's gradient, for comparison with others.
 
-    Sums of gradients in a body begin at zeros as well, masks are multiplied with, and filled tensors are constants.
+    Sums of gradients in a body begin at zeros, too, masks are factors, and filled tensors are constants.
     """
     readers = [node for node, _ in value.uses()]
     if is_known_zero(value):
@@ -175,7 +175,7 @@ def _may_be_gradient(step: Interface, value: ir.Value) -> bool:
 
 
 def _is_compared(value: ir.Value) -> bool:
-    """Return whether a value is compared with another one, or its sign is taken."""
+    """Return whether a value is an operand of a comparison or a sign."""
     rules = (rule_of(node) for node, _ in value.uses())
     return any(rule is not None and rule.kind in (Kind.COMPARE, Kind.DEGREE_0) for rule in rules)
 

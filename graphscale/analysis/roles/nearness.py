@@ -1,4 +1,4 @@
-"""Nearness of inputs and outputs, in the graph and by name: it chooses among proposals, and makes nothing certain."""
+"""Nearness of inputs and outputs, in the graph and by name, for the choice among proposals alone."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from graphscale.operators import has_trait
 
 __all__ = ["Nearness", "common_words", "find_between", "find_positions", "likeness", "words_of"]
 
-# Values looked at above an output; an update has a few dozens.
+# Limit of the values searched above an output; an update has a few dozens.
 _MOST_VALUES = 300
 _MEETS, _IS_UNREAD, _IS_FAR = 1000, 4000, 5000
 _DEPENDS = {0: 0, 1: 3000, 2: 2000}
-# A whole name that is alike, the distance, the share of the name that is alike, and its length: less is nearer.
+# A rank, less is nearer: equality of the whole name, the distance, the equal share of the name, and its length.
 _Rank = tuple[int, int, float, int]
 
 
 class Nearness:
-    """The distances of outputs from inputs, and the likeliest pairs by them.
+    """The distances of outputs from inputs, and the likeliest pairs.
 
-    The next value of a state is computed from it at last: few nodes are between them, and all keep its shape. An
-    output that is compared with the state before comes next, then one that depends on it in another way.
+    Few nodes lie between a state and its next value, and all keep its shape. An output for comparison with the state
+    ranks next, then an output that depends on the state otherwise.
 
     Args:
         step: the interface of the step.
-        dependence: of the outputs on the inputs.
+        dependence: the dependence of the outputs on the inputs.
     """
 
     def __init__(self, step: Interface, dependence: Dependence) -> None:
@@ -50,10 +50,10 @@ class Nearness:
 
         Args:
             candidates: the inputs for each output.
-            by_interface: consider names and order too.
+            by_interface: True to consider names and order, too.
 
-        Of pairs that are as near, that of the output that is as near to fewer inputs goes first, then one that stands
-        between the same known pairs, then that of an input that the loss reads, or that fewer nodes read.
+        Among equally near pairs, the first is that of the output that is equally near to fewer inputs; then a pair
+        between the same known pairs; then that of an input with fewer readers, or in the loss.
         """
         forward = self._step.topology.forward
         edges = [(self._rank(o, v, by_interface), o, v) for o, values in candidates.items() for v in values]
@@ -74,12 +74,12 @@ class Nearness:
 
     @functools.cached_property
     def between(self) -> dict[ir.Value, ir.Value]:
-        """The open outputs and inputs between two known pairs, one by one, if both are equally many."""
+        """The open outputs and inputs between two known pairs, paired in order, if equally many."""
         pairs = {value: each.pair for value, each in self._step.outputs.items() if each.pair is not None}
         return find_between(self._step.graph, pairs)
 
     def _rank(self, output: ir.Value, value: ir.Value, by_interface: bool) -> _Rank:
-        """Return how far an output is from an input; the name of the input in that of the output goes before all."""
+        """Return the distance of an output from an input; the input's name inside the output's comes first."""
         share, length = likeness(value, output) if by_interface else (0.0, 0)
         return -length if share == 1 else 0, self._distance(output, value), -share, -length
 
@@ -89,13 +89,13 @@ class Nearness:
             self._known[output] = met | self._find_distances(output)
         found = self._known[output].get(value)
         if found is not None:
-            # A step may hand the weights of the step before on, too.
+            # A step may also return the weights of the last step.
             return found if found or value not in self._step.topology.forward else _IS_FAR
         ways = (value in self._dependence.of(output)) + (value in self._dependence.plain(output))
         return _DEPENDS[ways] or (_IS_FAR if value.uses() else _IS_UNREAD)
 
     def _find_distances(self, output: ir.Value) -> dict[ir.Value, int]:
-        """Return the inputs that lead to an output through values of its shape, with the length of the way there."""
+        """Return the inputs with a path to an output through values of its shape, and the length of the path."""
         topology, ends = self._step.topology, self._step.plan.unscaled
         known: dict[ir.Value, int] = {}
         pending = [(0, 0, output)]
@@ -112,7 +112,7 @@ class Nearness:
         return {value: length for value, length in known.items() if value.producer() is None}
 
     def _above(self, node: ir.Node, value: ir.Value) -> Iterator[tuple[ir.Value, int]]:
-        """Yield the operands that a result is computed from element by element; a product with no number is longer."""
+        """Yield the operands of an element-wise result, with distances; a product without a number is longer."""
         if node.op_type == "If":
             yield from ((branch.outputs[value.index() or 0], 0) for branch in subgraphs(node))
         elif (start := loop_start(value)) is not None:
@@ -127,7 +127,7 @@ class Nearness:
                     yield operand, 1 if operand in terms else 2
 
     def _met(self, output: ir.Value) -> Iterator[ir.Value]:
-        """Yield the inputs that a node reads beside an output: the value before that the new one is compared with."""
+        """Yield the inputs that a node reads beside an output: old values for comparison with the new one."""
         topology = self._step.topology
         for view in self._step.views(output):
             for node in topology.consumers(view):
@@ -135,7 +135,7 @@ class Nearness:
                     yield from (source_by_trait(each, VIEWS) for each in topology.operands(node))
 
     def _along(self, output: ir.Value) -> Iterator[ir.Value]:
-        """Yield the inputs repeated along the reduced axes of an output, as the moments of SM3 are."""
+        """Yield the inputs repeated along the reduced axes of an output, such as the moments of SM3."""
         node = self._step.views(output)[-1].producer()
         if node is None or not node.op_type.startswith("Reduce") or len(inputs := inputs_of(node)) < 2:
             return
@@ -150,7 +150,7 @@ class Nearness:
 
 
 def find_between(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
-    """Return the other outputs and inputs between two pairs, one by one, if both are equally many."""
+    """Return the other outputs and inputs between two pairs, paired in order, if equally many."""
     inputs, outputs = graph.inputs, graph.outputs
     known = [*find_positions(graph, pairs)]
     return {
@@ -162,7 +162,7 @@ def find_between(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> dict[ir
 
 
 def find_positions(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> Iterable[tuple[int, int]]:
-    """Yield the places of the outputs and the inputs of some pairs, in the order of the outputs."""
+    """Yield the positions of the outputs and the inputs of some pairs, in the order of the outputs."""
     places = {value: index for index, value in enumerate(graph.inputs)}
     for index, value in enumerate(graph.outputs):
         if value in pairs and pairs[value] in places:
@@ -170,22 +170,22 @@ def find_positions(graph: ir.Graph, pairs: Mapping[ir.Value, ir.Value]) -> Itera
 
 
 def likeness(value: ir.Value, output: ir.Value) -> tuple[float, int]:
-    """Return how much of an input's name an output's name begins or ends with, in words: a share, and a length."""
+    """Return the part of an input's name at an end of an output's name, in words: as a share, and its length."""
     name, other = words_of(value), words_of(output)
     common = max(_length(common_words(name, other)), _length(common_words(name[::-1], other[::-1])))
     return common / max(_length(name), 1), common
 
 
 def words_of(value: ir.Value) -> list[str]:
-    """Return the words, the numbers and what stands between them in a value's name."""
+    """Return the words, numbers and separators of a value's name."""
     return re.findall(r"[^\W\d_]+|\d+|[\W_]+", value.name or "")
 
 
 def common_words(one: list[str], other: list[str]) -> list[str]:
-    """Return the words that two names begin with."""
+    """Return the common first words of two names."""
     return [word for word, same in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
 
 
 def _length(words: list[str]) -> int:
-    """Return the length of words; numbers alone have none."""
+    """Return the length of words; numbers alone have length 0."""
     return sum(map(len, words)) if any(map(str.isalpha, words)) else 0

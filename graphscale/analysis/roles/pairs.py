@@ -1,4 +1,4 @@
-"""Pairs of carried state: by coefficients, by dependence, and by another form of a state that is paired."""
+"""Pairs of carried state: by coefficients, by dependence, and by another form of a paired state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Candidates = dict[ir.Value, list[ir.Value]]
 
 
 def pair_by_coefficients(step: Interface, among: _Test) -> None:
-    """Pair outputs with the inputs that they hold: a weight with a coefficient near one, a moment with any."""
+    """Pair outputs with inputs that they contain: a weight with a coefficient near one, a moment with any."""
 
     def may_hold(output: ir.Value, value: ir.Value, coefficient: float, least: float) -> bool:
         if value in step.inputs or not among(value) or not same_type(output, value) or _fills(step, output, value):
@@ -54,7 +54,7 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
             c == held.get(value) and same_type(output, v) and _begins_sum(step, v) for v, c in held.items()
         ):
             return False
-        # A weight of one element has axes, as numbers have not.
+        # A weight of one element has axes, unlike a number.
         is_number = value.is_graph_input() and is_scalar(value) and is_float(value) and not value.shape
         return _surely_holds(step, output, value) if is_number else not may_be_batch(step, output, value)
 
@@ -64,7 +64,7 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
     def settle_beside_shares(
         found: _Candidates, choose: Callable[..., list[ir.Value]] = lambda step, output, values: values
     ) -> None:
-        # Beside a share that is computed, any other one may be the larger.
+        # Beside a computed share, any other share may be the larger.
         shares = {o: choose(step, o, [*values, *_other_shares(step, o, values)]) for o, values in found.items()}
         settle({output: [value] for output, value in eliminate(shares) if value in found[output]})
 
@@ -79,15 +79,15 @@ def pair_by_coefficients(step: Interface, among: _Test) -> None:
 
 
 def _begins_sum(step: Interface, value: ir.Value) -> bool:
-    """Return whether a sum begins at a value: at stored zeros that may be state."""
+    """Return whether a sum begins at a value: stored zeros that may be state."""
     return step.is_open(value) and is_known_zero(value) and any(node.op_type == "Add" for node, _ in value.uses())
 
 
 def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
-    """Return whether an output holds a number on all its ways, or in a sum, other than as the share of an average.
+    """Return whether all alternatives of an output, or a sum, contain a number, except as the share of an average.
 
-    A share multiplies a number without a role, and is subtracted from another number. A product of decays so far
-    corrects the bias of moments, and does nothing else; the largest number so far decays before it is compared.
+    A share multiplies a number without a role, and is subtracted from another number. A running product of decays only
+    corrects the bias of moments; a running maximum decays before the comparison.
     """
     readers = [*step.topology.consumers(number)]
     factors = {each for node in readers if node.op_type == "Mul" for each in inputs_of(node)} - {number}
@@ -97,7 +97,7 @@ def _surely_holds(step: Interface, output: ir.Value, number: ir.Value) -> bool:
 
 
 def _decays(output: ir.Value, number: ir.Value) -> bool:
-    """Return whether an output is the larger of another number and of a large constant share of a number."""
+    """Return whether an output is the maximum of another number and a large constant share of a number."""
     node = output.producer()
     if node is None or node.op_type != "Max":
         return False
@@ -107,7 +107,7 @@ def _decays(output: ir.Value, number: ir.Value) -> bool:
 
 
 def _corrects_bias(product: ir.Value) -> bool:
-    """Return whether a product of numbers, times others, is subtracted from one, and nothing else: that divides."""
+    """Return whether a product of numbers, times others, is only subtracted from 1, for a division."""
     products = [*reach([product], lambda value: [n.outputs[0] for n, _ in value.uses() if n.op_type == "Mul"])]
     readers = [(node, index) for value in products for node, index in value.uses() if node.op_type != "Mul"]
     is_complement = all(n.op_type == "Sub" and i == 1 and constant_number(n.inputs[0]) == 1 for n, i in readers)
@@ -117,7 +117,7 @@ def _corrects_bias(product: ir.Value) -> bool:
 
 
 def confirm_kept_numbers(step: Interface) -> None:
-    """Confirm the pairs of numbers that a condition keeps, if it keeps tensors, too: the best loss and its weights."""
+    """Confirm pairs of numbers behind a condition that also keeps tensors, as for the best loss and its weights."""
     pairs = {output: each for output, each in step.outputs.items() if each.pair is not None}
     kept = {
         _condition(step, output, each.pair)
@@ -130,7 +130,7 @@ def confirm_kept_numbers(step: Interface) -> None:
 
 
 def _condition(step: Interface, output: ir.Value, value: ir.Value) -> ir.Value | None:
-    """Return the condition that chooses between a value itself and another one, if an output is such a choice."""
+    """Return the condition of an output that is a choice between a value itself and another."""
     node = step.views(output)[-1].producer()
     if node is None or node.op_type != "Where":
         return None
@@ -141,15 +141,15 @@ def _condition(step: Interface, output: ir.Value, value: ir.Value) -> ir.Value |
 
 
 def _takes_gradient(step: Interface, output: ir.Value) -> bool:
-    """Return whether an output is a sum with a gradient of its type, whatever that is multiplied or divided by."""
+    """Return whether an output is a sum with a gradient of its type, times or divided by any values."""
     gradients = [value for value in step.plan.unscaled if same_type(value, output)]
     return bool(gradients and find_coefficients(output, gradients, possible_factors(step.factors), least=0.0))
 
 
 def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output is a sum of constants that nobody folded; a whole number may have a largest value.
+    """Return whether an output is an unfolded sum of constants; an integer may have an upper bound.
 
-    The number that is added may not be zero, and neither be compared with the largest one.
+    The added number may not be zero, nor be compared with the bound.
     """
     node, begins_at_zero = output.producer(), step.factors[value] == 0
     if node is not None and node.op_type == "Add":
@@ -164,7 +164,7 @@ def _is_counter(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 
 def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
-    """Return the other open inputs of an output's type that it holds a share of, whose size is unknown."""
+    """Return the other open inputs of an output's type with an unknown share in the output."""
     if is_scalar(output):
         return []
     found = [value for value in step.held_possibly(output) if value not in values]
@@ -172,7 +172,7 @@ def _other_shares(step: Interface, output: ir.Value, values: list[ir.Value]) -> 
 
 
 def _handed_on(step: Interface, output: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
-    """Return the candidates that a condition keeps unchanged, or all where it keeps none."""
+    """Return the candidates that a condition keeps unchanged, or all if there are none."""
     return [value for value in values if _condition(step, output, value) is not None] or values
 
 
@@ -186,9 +186,9 @@ def _fills(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 
 def doubt_replaced_weights(step: Interface) -> None:
-    """Doubt pairs whose input the loss ignores, where a gradient is left and a weight of its type has no next value.
+    """Doubt pairs with an input outside the loss, where a gradient and a weight of its type remain.
 
-    An average may begin anew at the first weights in each step: its next value is that of another input.
+    An average may restart at the first weights in each step: its next value is that of another input.
     """
     gradients = collections.Counter(map(type_of, step.plan.unscaled))
     paired = collections.Counter(type_of(value) for value in step.inputs if value in step.topology.forward)
@@ -205,12 +205,12 @@ def doubt_replaced_weights(step: Interface) -> None:
 
 
 def may_begin_anew(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output may be the next value of a weight, computed from an input that stays what it is."""
+    """Return whether an output may be the next value of a weight, computed from an unchanged input."""
     return step.is_ignored(value) and step.held(output).get(value) == 1 and not _sums_gradients(step, output, value)
 
 
 def _sums_gradients(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output is a sum with a gradient or a square: a weight moves the other way, or both ways."""
+    """Return whether an output adds a gradient or a square, unlike a weight, which moves the other way."""
     node = step.views(output)[-1].producer()
     if node is not None and node.op_type == "Add" and any(_is_square(operand) for operand in node.inputs):
         return True
@@ -230,9 +230,9 @@ def _is_square(value: ir.Value | None) -> bool:
 
 
 def fitting_inputs(step: Interface, among: _Test) -> dict[ir.Value, list[ir.Value]]:
-    """Return the open inputs of the type of each open output, if there are any.
+    """Return the open inputs of the type of each open output, without empty entries.
 
-    Those whose gradients leave the graph are weights that somebody else updates.
+    Inputs whose gradients leave the graph are weights with an update elsewhere.
     """
     fitting: dict[ir.Value, list[ir.Value]] = {}
     for output in step.open_outputs():
@@ -248,13 +248,13 @@ def fitting_inputs(step: Interface, among: _Test) -> dict[ir.Value, list[ir.Valu
 
 
 def _may_be_stored(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an initializer may be the state that an output replaces, be it the only one that is stored."""
+    """Return whether an initializer may be the state that an output replaces, even the only stored one."""
     is_alone = not value.uses() or value in step.held_possibly(output) or likeness(value, output)[0] == 1
     return step.may_store_state or is_alone
 
 
 def is_weight(step: Interface, value: ir.Value) -> bool:
-    """Return whether a value is an input, or an initializer that is a weight, or that nothing else could need."""
+    """Return whether a value is an input, or an initializer that is a weight, or without another use."""
     return value.is_graph_input() or value in step.topology.states or not value.uses()
 
 
@@ -264,12 +264,12 @@ def may_hold_moment(value: ir.Value) -> bool:
 
 
 def may_hold_state(step: Interface, value: ir.Value) -> bool:
-    """Return whether an initializer may be state: a weight, a moment, a key, what nothing reads."""
+    """Return whether an initializer may be state: a weight, a moment, a key, or a value without readers."""
     return is_weight(step, value) or not is_scalar(value)
 
 
 def pair_by_dependence(step: Interface, among: _Test) -> None:
-    """Pair outputs with the inputs that they depend on, by paths without a contraction first."""
+    """Pair outputs with their inputs by dependence, first on paths without a contraction."""
     possible = fitting_inputs(step, among)
     if not possible:
         return
@@ -284,7 +284,7 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 candidates[output] = [value for value in left if value in reached]
 
         def is_certain(output: ir.Value, value: ir.Value, is_plain: bool = depends == dependence.plain) -> bool:
-            # A prediction depends on a batch of its own type, too, and a gradient on its mask.
+            # A prediction also depends on a batch of its own type, and a gradient on its mask.
             if any(view in step.doubtful for view in step.views(output)) or _multiplies(step, value, output):
                 return False
             is_weight = bool(value.shape) and output in step.behind_gradients and step.has_gradient(value)
@@ -293,7 +293,7 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
             if output in step.behind_gradients:
                 if step.is_ignored(value) and len(step.gradients_like(value)) > len(step.weights_like(value)):
                     return False  # a gradient may be its next value
-                # A product with a constant depends on it, too, and a prediction by the next weights on its batch.
+                # A product with a constant also depends on it, and a prediction by the next weights on its batch.
                 return step.has_gradient(value) or (
                     is_plain and (step.is_ignored(value) or _is_stored_moment(step, output, value))
                 )
@@ -301,7 +301,7 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
                 return step.copied_input(output) is not None or step.holds_a_share(output, value)
             if is_running_statistic(step, output, value):
                 return True
-            # A counter that starts again, or a random key.
+            # A counter that restarts, or a random key.
             unsigned = value.dtype in (ir.DataType.UINT32, ir.DataType.UINT64)
             return not is_float(value) and (unsigned or is_scalar(value))
 
@@ -311,10 +311,10 @@ def pair_by_dependence(step: Interface, among: _Test) -> None:
 
 
 def _is_stored_moment(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an initializer beside stored weights is added to what an output is computed from.
+    """Return whether an initializer beside stored weights is added to an operand of an output.
 
-    It is an average with an unknown share, or filled with one number, as sums of squares begin: a constant would be a
-    scalar.
+    Such an initializer is an average with an unknown share, or filled with one number, as at the start of sums of
+    squares: a constant would be a scalar.
     """
     paired = (each for each, assigned in step.inputs.items() if assigned.pair is not None)
     is_beside_weights = any(is_stored(each) and each in step.topology.forward for each in paired)
@@ -325,7 +325,7 @@ def _is_stored_moment(step: Interface, output: ir.Value, value: ir.Value) -> boo
 def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:
     """Propose a metric in place of a doubtful pair of numbers: the norm of an update depends on the rate.
 
-    A part of the loss that reads a number more than once, as a temperature is read, is a metric for certain.
+    A part of the loss that reads a number more than once, such as a temperature, is certainly a metric.
     """
     if step.outputs[output].certain or not (is_scalar(value) and is_float(value)):
         return False
@@ -338,7 +338,7 @@ def _may_be_metric(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 
 def _multiplies(step: Interface, value: ir.Value, output: ir.Value) -> bool:
-    """Return whether an output is a gradient or another output, times or divided by an input that the loss ignores."""
+    """Return whether an output is a gradient or another output, times or divided by an input outside the loss."""
     node = step.views(output)[-1].producer()
     if node is None or node.op_type not in ("Mul", "Div") or value not in node.inputs or not step.is_ignored(value):
         return False
@@ -358,7 +358,7 @@ def _doubt_swaps(step: Interface, pairs: dict[ir.Value, ir.Value], dependence: D
 
 
 def pair_other_forms(step: Interface) -> None:
-    """Pair outputs that are the next value of a state in another form, as float16 weights are casts of masters."""
+    """Pair outputs that are another form of the next value of a state, such as float16 casts of masters."""
     carried = [output for output, assigned in step.outputs.items() if assigned.role is Role.STATE]
     nexts = {above for output in carried for above in step.views(output)}
     candidates = {

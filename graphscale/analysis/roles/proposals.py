@@ -1,4 +1,4 @@
-"""Proposals for the outputs whose role stays open."""
+"""Proposals for the outputs with an open role."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["doubt_surplus", "propose"]
 
 
 def propose(step: Interface) -> None:
-    """Give each open output a role: certain where no input is left that it could replace, else a proposal."""
+    """Give each open output a role: a certain one if it could replace no open input, else a proposal."""
     possible = fitting_inputs(step, lambda value: may_hold_state(step, value))
     may_be_stored = step.may_store_state
     doubted = _take_back(step)
@@ -35,7 +35,7 @@ def propose(step: Interface) -> None:
     pairs = _find_likeliest(step, fitting, doubted, dependence)
     known = step.outputs.values()
     are_exported = any(each.role is Role.GRADIENT for each in known) and all(each.pair is None for each in known)
-    for output in sorted(step.open_outputs(), key=is_float):  # counters first: schedules follow from them
+    for output in sorted(step.open_outputs(), key=is_float):  # counters first: schedules are computed from them
         values, value = fitting.get(output, []), pairs.get(output)
         if value is not None and value in step.topology.forward and are_exported and is_float(output):
             evidence = "it may be a gradient, as all others leave the graph, too"
@@ -71,7 +71,7 @@ def propose(step: Interface) -> None:
 def _find_likeliest(
     step: Interface, fitting: dict[ir.Value, list[ir.Value]], doubted: dict[ir.Value, Assigned], dependence: Dependence
 ) -> dict[ir.Value, ir.Value]:
-    """Find the likeliest pairs among the inputs that fit each output, and those that were taken back."""
+    """Find the likeliest pairs among the inputs that fit each output, and the withdrawn pairs."""
     nearness, shifts = Nearness(step, dependence), _find_shifts(step)
     newest = {step.copied_input(output) for output in shifts}
     taken = [assigned.pair for assigned in doubted.values() if assigned.pair is not None]
@@ -95,9 +95,9 @@ def _find_likeliest(
 
 
 def _find_shifts(step: Interface) -> dict[ir.Value, ir.Value]:
-    """Find outputs that hand an input through which is compared with an older one: their values move on by one.
+    """Find outputs that are inputs, compared with older ones: their values shift by one step.
 
-    The input is divided by the other, or that is subtracted from it, and neither has a next value yet.
+    The input is divided by the older one, or the older one is subtracted, and neither has a next value yet.
     """
     shifts: dict[ir.Value, ir.Value] = {}
     for output in step.open_outputs():
@@ -111,7 +111,7 @@ def _find_shifts(step: Interface) -> dict[ir.Value, ir.Value]:
 
 
 def _take_back(step: Interface) -> dict[ir.Value, Assigned]:
-    """Take the doubtful pairs back, and return them: they are chosen again, all together."""
+    """Withdraw the doubtful pairs, and return them, for a new choice of all of them."""
     doubted = {
         output: assigned
         for output, assigned in step.outputs.items()
@@ -132,7 +132,7 @@ def _is_likely(step: Interface, output: ir.Value, value: ir.Value, dependence: D
 
 
 def _is_error(step: Interface, output: ir.Value) -> bool:
-    """Return whether an output follows from the comparison with a target of its type, as each example's error does.
+    """Return whether an output depends on the comparison with a target of its type, such as each example's error.
 
     An average reads its last value twice, v + 0.1 * (x - v), a target is read once.
     """
@@ -144,9 +144,9 @@ def _is_error(step: Interface, output: ir.Value) -> bool:
 
 
 def _is_measured(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output depends on what the network computes, and holds no share of an input.
+    """Return whether an output depends on results of the network, and contains no share of an input.
 
-    Where gradients leave the graph, it may be a gradient that is no product with the seed.
+    Where gradients leave the graph, such an output may be a gradient without a product with the seed.
     """
     are_exported = any(assigned.role is Role.GRADIENT for assigned in step.outputs.values())
     if are_exported or output in step.behind_gradients or output in step.topology.forward:
@@ -155,19 +155,19 @@ def _is_measured(step: Interface, output: ir.Value, value: ir.Value) -> bool:
 
 
 def _is_changed_batch(step: Interface, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether the loss reads an input through an output that depends on no other one, as a normalized batch."""
+    """Return whether the loss reads an input only through an output of this input alone, such as a normalized batch."""
     if output not in step.topology.forward:
         return False
     return all(each is value or is_scalar(each) or each.is_initializer() for each in step.sources_of(output))
 
 
 def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence: Dependence) -> bool:
-    """Return whether an output could be the next value of an input of its type, whatever else is known."""
+    """Return whether an output could be the next value of an input of its type, by the two alone."""
     if value in dependence.of(output):
         return True
     is_stored = value.is_initializer() and not value.is_graph_input()
     if not value.uses():
-        return not (is_stored and is_scalar(value) and is_float(value))  # a constant that nobody removed
+        return not (is_stored and is_scalar(value) and is_float(value))  # a remaining constant
     if is_stored:
         if value in step.topology.forward:
             return output in step.behind_gradients and _reads_master(step, output)
@@ -177,34 +177,34 @@ def _may_replace(step: Interface, output: ir.Value, value: ir.Value, dependence:
     if output in step.behind_gradients and _scales_integers(step, value):
         return True
     if is_scalar(value) and is_float(value):
-        # A metric reads a batch; a number that follows from numbers may be a schedule's. The loss reads no next rate.
+        # A metric reads a batch; a number computed from numbers may be a schedule's. The loss reads no next rate.
         if output in step.topology.forward:
             return False
         return step.is_ignored(value) and follows_from_numbers(output)
     if output in step.behind_gradients:
         return True
-    # An input that enters behind the last contraction is a target or the like.
+    # An input that enters behind the last contraction is a target or similar.
     return not step.topology.late_inputs(value) and is_float(value)
 
 
 def _scales_integers(step: Interface, value: ir.Value) -> bool:
-    """Return whether an input is a factor or divisor of an integer state, as that of a quantized moment is."""
+    """Return whether an input is a factor or divisor of an integer state, such as a quantized moment."""
     products = (node for node in step.topology.consumers(value) if node.op_type in ("Mul", "Div"))
     sources = {source_by_trait(operand, VIEWS) for node in products for operand in inputs_of(node)} - {value}
     return any(source in step.inputs and step.inputs[source].pair and not is_float(source) for source in sources)
 
 
 def _reads_master(step: Interface, output: ir.Value) -> bool:
-    """Return whether an output is computed from a state that the loss ignores, as a weight is from its master."""
+    """Return whether an output is computed from a state outside the loss, like a weight from its master."""
     states = (v for v in step.sources_of(output) if v in step.inputs or step.is_ignored(v))
     return any(value not in step.topology.forward and not is_scalar(value) for value in states)
 
 
 def doubt_surplus(step: Interface) -> None:
-    """Doubt the pairs that could be others, if some output that has no certain pair were a next value.
+    """Doubt the pairs that could differ if an output without a certain pair were a next value.
 
-    Each input of a pair may have that output for its next value, and the output of the pair another input, and so on.
-    The share of a weight that is projected or pruned is unknown.
+    The input of a pair may have that output as its next value, the output of the pair another input, and so on. The
+    share of a projected or pruned weight is unknown.
     """
     pending = [output for output, assigned in step.outputs.items() if _may_be_next_value(output, assigned)]
     while pending:
@@ -230,7 +230,7 @@ def _may_be_next_value(output: ir.Value, assigned: Assigned) -> bool:
 
 
 def _held_states(step: Interface, output: ir.Value) -> list[ir.Value]:
-    """Return the values of an output's type that it holds near one, and the weights that it holds any share of."""
+    """Return the values of an output's type in it with a coefficient near one, and the weights with any share."""
     held = [value for value, c in step.held(output).items() if NEXT_STATE <= c <= 1 / NEXT_STATE]
     if output in step.behind_gradients:
         held += [value for value in step.held_possibly(output) if value in step.topology.forward and value not in held]

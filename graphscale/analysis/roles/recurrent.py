@@ -1,8 +1,8 @@
-"""Evidence by recurrence: a hidden state that a network reads as it reads its own values in later time steps.
+"""Evidence by recurrence: a network reads a hidden state as it reads the state's values in later time steps.
 
 In `h1 = Tanh(x1 @ w + h0 @ u); h2 = Tanh(x2 @ w + h1 @ u)` the weight `u` multiplies `h0` as it multiplies `h1`: `h2`
 is the next value of `h0`. The cell state of an LSTM is gated, and no weight multiplies it. Each time step reads a batch
-of its own, which layers with shared weights do not.
+of its own, unlike layers with shared weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["pair_recurrent"]
 
 
 def pair_recurrent(step: Interface) -> None:
-    """Pair outputs with hidden states that they follow from by products with one weight, one behind the other."""
+    """Pair outputs with hidden states, by a chain of products with one weight."""
     outputs = [v for v in step.open_outputs() if is_float(v) and not is_scalar(v) and v not in step.behind_gradients]
     like = {value for output in outputs for value in step.open_inputs_like(output) if value.is_graph_input()}
     behind = {value: [*_later_products(step, value)] for value in like if value in step.topology.forward}
@@ -42,7 +42,7 @@ def pair_recurrent(step: Interface) -> None:
 
 
 def _later_products(step: Interface, value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the products behind that of a value with a weight: of the same weight with a value of the same type."""
+    """Yield the products behind that of a value with a weight: those of the weight with a value of the same type."""
     behind = step.topology.descendants({value})
     products: dict[ir.Value, list[tuple[ir.Node, ir.Value]]] = {}
     for node in step.topology.contractions:
@@ -60,7 +60,7 @@ def _later_products(step: Interface, value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _reads_batch(step: Interface, operand: ir.Value, value: ir.Value) -> bool:
-    """Return whether a batch, weighted, is added to or joined with what an operand follows from a value."""
+    """Return whether a weighted batch is added to or joined with a value between two products."""
     topology = step.topology
     above, behind = topology.ancestors([operand]), topology.descendants({value})
     for node in topology.nodes:
@@ -78,7 +78,7 @@ def _reads_batch(step: Interface, operand: ir.Value, value: ir.Value) -> bool:
 
 
 def _operands(step: Interface, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Yield the operands of a product that another operand, a weight or a view of one, multiplies."""
+    """Yield the operands of a product whose other operand is a weight or a view of one."""
     operands = inputs_of(node)[:2]
     for operand, other in zip(operands, reversed(operands), strict=True):
         weight = source_by_trait(other, VIEWS)
@@ -87,7 +87,7 @@ def _operands(step: Interface, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Val
 
 
 def _is_weight(step: Interface, value: ir.Value) -> bool:
-    """Return whether a value is read by the loss and has a next value, or a gradient where nothing has a next value."""
+    """Return whether the loss reads a value with a next value, or with a gradient in a graph without next values."""
     if value.producer() is not None or value not in step.topology.states or not is_float(value):
         return False
     are_updated = any(each.pair is not None for each in step.inputs.values())

@@ -1,4 +1,4 @@
-"""The table of roles: the part that each input and output of a training graph plays in the step."""
+"""The table of roles: the part of each input and output of a training graph in the step."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["NAMED", "STATED", "Assigned", "Role", "RoleEntry", "RoleTable", "Rol
 
 # The evidence of a role that the user names.
 NAMED = "named"
-# The beginning of the evidence of a role that the model states itself.
+# The beginning of the evidence of a role that the model states.
 STATED = "stated by "
 
 
 class Role(enum.Enum):
-    """The part that an input or an output plays."""
+    """The part of an input or an output in the step."""
 
     LOSS = "loss"
     METRIC = "metric"
     GRADIENT = "gradient"
     STATE = "state"
-    WEIGHT = "weight"  # an input that gradients leave the graph for
+    WEIGHT = "weight"  # an input whose gradient leaves the graph
     BATCH = "batch"
     HYPERPARAMETER = "hyperparameter"
     CONSTANT = "constant"
@@ -42,7 +42,7 @@ class RoleEntry:
         role: one of "loss", "metric", "gradient", "state", "weight", "batch", "hyperparameter" and "constant".
         pair: of carried state: the output that is its next value, or the input that is its present one; else None.
         evidence: the reason for the role.
-        certain: whether the evidence leaves no other role; if not, the role is a proposal.
+        certain: True if the evidence excludes all other roles; else the role is a proposal.
     """
 
     name: str
@@ -65,7 +65,7 @@ class RoleTable(Summary):
     """The roles of all inputs and outputs, by name.
 
     Attributes:
-        entries: those of the inputs, then those of the outputs, in the graph's order.
+        entries: the entries of inputs, then those of outputs, in the graph's order.
     """
 
     entries: tuple[RoleEntry, ...]
@@ -84,7 +84,7 @@ class RoleTable(Summary):
 
     @property
     def open(self) -> tuple[RoleEntry, ...]:
-        """The outputs whose role is a proposal."""
+        """The outputs with a proposal as their role."""
         return tuple(entry for entry in self.entries if entry.kind == "output" and not entry.certain)
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ class Assigned:
         role: the role.
         evidence: the reason for it.
         pair: of carried state: the other value of the pair.
-        certain: whether the evidence leaves no other role.
+        certain: True if the evidence excludes all other roles.
     """
 
     role: Role
@@ -122,11 +122,11 @@ class Roles:
     outputs: Mapping[ir.Value, Assigned]
 
     def states(self) -> dict[ir.Value, ir.Value]:
-        """Return `{output: input}` of the carried state that is certain."""
+        """Return `{output: input}` of the certain carried state."""
         return {o: each.pair for o, each in self.outputs.items() if each.pair is not None and each.certain}
 
     def table(self) -> RoleTable:
-        """Return the table, by the names that the values have now."""
+        """Return the table, by the present names of the values."""
         kinds = (("input", self.inputs), ("output", self.outputs))
         return RoleTable(
             tuple(

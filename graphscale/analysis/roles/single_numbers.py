@@ -1,4 +1,4 @@
-"""Single numbers: those that an output holds whichever alternative is chosen, and stored ones that it may follow."""
+"""Single numbers: those in all alternatives of an output, and stored ones whose next value it may be."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ __all__ = ["always_holds", "is_next_number", "numbers_below"]
 _VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE | Trait.REPEAT
 _NOT, _ITSELF, _IN_SUM = 0, 1, 2
 _LOGIC = frozenset(("And", "Or", "Xor", "Not"))
-# A number of so many digits is computed: a programmer writes fewer.
+# A number of this many digits is computed: a programmer writes fewer.
 _MOST_DIGITS = 5
 
 
 def always_holds(output: ir.Value, number: ir.Value) -> bool:
-    """Return whether an output holds a number on all its ways, or on one of them in a sum with something else.
+    """Return whether all alternatives of an output contain a number, or one of them as a term of a sum.
 
     `Where(flag, rate * 0.5, rate)` and `Where(first, norm, 0.9 * mean + 0.1 * norm)` are next values, and so is a
     count that begins anew, `Where(flag, 0, count + 1)`; `Min(norm, limit)` is a metric, or the least norm so far. A
-    number that follows from numbers alone may be
-    a schedule, `rate * decay ** count`: it holds a number by constant factors. Else,
-    where nothing reads the output, `rate * Where(flag, 0.5, 1)` is a next value; read by others, it is a rate itself.
+    number computed from numbers alone may be a schedule, `rate * decay ** count`: only constant factors count there.
+    Otherwise, `rate * Where(flag, 0.5, 1)` is a next value if the output has no readers; with readers, it is a rate
+    itself.
     """
     may_be_schedule = follows_from_numbers(output)
     factors = known_factors() if may_be_schedule else average_factors()
@@ -58,10 +58,11 @@ def always_holds(output: ir.Value, number: ir.Value) -> bool:
 
 
 def is_next_number(output: ir.Value, numbers: Sequence[ir.Value]) -> bool:
-    """Return whether an output is the next value of the first of some stored numbers, and of no other one.
+    """Return whether an output is the next value of the first of some stored numbers, and of no other.
 
-    It is a count, be it one that begins anew, or a choice between the number itself and others that hold it. No node
-    reads the choice, and it does not follow from numbers: `Where(flag, rate * 0.5, rate)` may be the rate in use.
+    Such an output is a count, with or without restarts, or a choice between the number itself and others that contain
+    it. The choice has no readers, and is not computed from numbers: `Where(flag, rate * 0.5, rate)` may be the present
+    rate.
     """
     number = numbers[0]
     held = [each for each in numbers if always_holds(output, each)]
@@ -73,7 +74,7 @@ def is_next_number(output: ir.Value, numbers: Sequence[ir.Value]) -> bool:
 
 
 def _is_step_of(step: ir.Value, count: ir.Value) -> bool:
-    """Return whether a number is the one that is added to another, and is no count itself."""
+    """Return whether a number is the increment of another number, and no count itself."""
     sums = [node for node, _ in step.uses() if node.op_type == "Add" and count in node.inputs]
     if not sums or constant_number(step) != 1:
         return False
@@ -81,7 +82,7 @@ def _is_step_of(step: ir.Value, count: ir.Value) -> bool:
 
 
 def _alternatives_of(output: ir.Value) -> Collection[ir.Value]:
-    """Return the values that conditions and bounds choose an output from, itself if there are none."""
+    """Return the alternatives of conditions and bounds for an output, itself if there are none."""
     return {*reach([output], _chosen)}
 
 
@@ -93,7 +94,7 @@ def _chosen(value: ir.Value) -> Sequence[ir.Value]:
 
 
 def _chosen_factors(factors: Factors) -> Factors:
-    """Return the same as some factors, with 1 for a choice between constants, and for a flag as a number."""
+    """Return a copy of some factors, with 1 for a choice between constants, and for a flag as a number."""
 
     def find(value: ir.Value) -> float:
         ends = [each for each in _alternatives_of(value) if not _chosen(each)]
@@ -141,7 +142,7 @@ def _is_sum_or_count(value: ir.Value, number: ir.Value) -> bool:
 
 
 def _operands(value: ir.Value, factors: Factors) -> tuple[Sequence[ir.Value], Sequence[ir.Value]]:
-    """Return the values that one is chosen from, but constant bounds, and those that it is a sum with shares of."""
+    """Return the alternatives of a value, without constant bounds, and the terms of its sum."""
     node, alternatives = value.producer(), _alternatives(value)
     if alternatives is not None or node is None or node.domain:
         return alternatives or (), ()
@@ -151,7 +152,7 @@ def _operands(value: ir.Value, factors: Factors) -> tuple[Sequence[ir.Value], Se
 
 
 def _alternatives(value: ir.Value) -> Sequence[ir.Value] | None:
-    """Return the values that a condition or a bound chooses one from, but constant bounds; None for another node."""
+    """Return the alternatives of a condition or a bound, without constant bounds; None for another node."""
     node = value.producer()
     if node is None or node.domain:
         return None
@@ -165,16 +166,16 @@ def _alternatives(value: ir.Value) -> Sequence[ir.Value] | None:
 
 
 def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> list[ir.Value]:
-    """Return the initializers that may hold a number that an output is the next value of, the likeliest first.
+    """Return the initializers with a number whose next value an output may be, the likeliest first.
 
-    Counters, flags, averages, rates, weights of one element. Where no state is stored otherwise, a number that is added
-    to a metric is a constant.
+    Counters, flags, averages, rates, weights of one element. Without other stored state, a number that is added to a
+    metric is a constant.
     """
     node, sources = output.producer(), {*step.sources_of(output)}
     if not is_scalar(output) or node is None:
         return []
     is_alone = not any(value.is_graph_input() for value in sources)
-    # Numbers that follow from counters may be those of a schedule.
+    # Numbers computed from counters may belong to a schedule.
     counters = {value for value in sources if value in step.inputs}
     is_counted = all(is_scalar(value) and (value in counters or not value.is_graph_input()) for value in sources)
     is_scheduled = bool(counters) and is_counted and output not in step.behind_gradients
@@ -186,7 +187,7 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
     def may_be_state(value: ir.Value) -> bool:
         if not is_float(output):
             return is_alone or value in step.held_possibly(output) or value in flags
-        # Nothing reads a metric, and it has no axes; weights have some, be it one element long.
+        # A metric has no readers and no axes; a weight has axes, even with a single element.
         is_read = bool(output.shape) or bool(output.uses())
         is_weight = value in step.topology.forward and output in step.behind_gradients
         if value is output or (step.factors[output] == step.factors[value] != 0 and not (is_read or is_weight)):
@@ -197,13 +198,13 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
             return value in held and (is_alone or (NEXT_STATE <= held[value] != 1 and not is_counted))
         if is_scheduled and value in node.inputs and node.op_type in ("Min", "Max"):
             return False  # the bound of a schedule
-        # A rate multiplies what follows from a count: others are added to the count, or divide it.
+        # A rate multiplies values computed from a count: other numbers are added to the count, or divide it.
         is_rate = is_scheduled and not any(
             node.op_type in ("Add", "Sub") or (node.op_type == "Div" and index == 1) for node, index in value.uses()
         )
         if value in held or is_rate or (is_weight and output.shape):
             return True
-        # On one of its ways at least, the output is a sum of a share of the number with something else.
+        # At least one alternative of the output is a sum with a share of the number.
         is_summed = _grade(output, value, _chosen_factors(average_factors()), _is_sum) == _IN_SUM
         return is_summed and not 0 < abs(shares.get(value, 0.0)) <= LEAST_SHARE
 
@@ -216,9 +217,9 @@ def numbers_below(step: Interface, output: ir.Value, may_be_stored: bool) -> lis
 def _rank(
     output: ir.Value, value: ir.Value, others: Collection[ir.Value], share: float, factors: Factors
 ) -> tuple[object, ...]:
-    """Rank a number by how likely an output is its next value.
+    """Rank a number by the likelihood that an output is its next value.
 
-    Zeros begin something anew, if several nodes read them, or they are chosen; a constant has few digits; counters add
+    Zeros are a restart if several nodes read them, or a condition chooses them; a constant has few digits; counters add
     one, and no number is multiplied by it.
     """
     node, likely, chosen = output.producer(), likeness(value, output), _alternatives_of(output)
@@ -252,7 +253,7 @@ def _is_computed(number: ir.Value) -> bool:
 
 
 def _begun(output: ir.Value) -> Iterator[ir.Value]:
-    """Yield an output, and what a loop begins with that it is chosen from."""
+    """Yield an output, and the first values of a loop among its alternatives."""
     yield output
     yield from (start for value in _alternatives_of(output) if (start := loop_start(value)) is not None)
 

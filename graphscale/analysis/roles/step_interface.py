@@ -1,4 +1,4 @@
-"""The interface of a step while roles are assigned: its inputs, stored values and outputs, and what they hold."""
+"""The interface of a step while roles are assigned: its inputs, stored values and outputs, and their contents."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _Input = TypeVar("_Input")
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
-# Values that a walk from one to the next may meet; a row of bytes holds the whole graph for each walk.
+# Limit of values in a walk from one to the next; above it, a walk over the whole graph takes a row of bytes.
 _NEAR = 100
 
 
 class Interface:
-    """The inputs and outputs of a main graph, with the roles that are assigned already.
+    """The inputs and outputs of a main graph, with the roles assigned so far.
 
     Args:
-        topology: of the graph, for its loss.
+        topology: the topology of the graph, for its loss.
         plan: the places of the loss scale, and of the divisions by it.
 
     Attributes:
@@ -53,9 +53,9 @@ class Interface:
         holders: the inputs, and the initializers that may hold state.
         is_gradient: returns whether a value is a gradient, viewed, clipped or times other values.
         doubtful: sums of a gradient and an unknown share of a weight: a next weight, or a gradient with decay.
-        held: returns the inputs and initializers of an output's type that it holds, with their coefficients.
-        held_firmly: returns those that it holds with coefficients made of constants alone.
-        held_possibly: returns those that it is a sum with a product of, whatever the other factors.
+        held: returns the inputs and initializers of an output's type in the output, with their coefficients.
+        held_firmly: returns those whose coefficients are computed from constants alone.
+        held_possibly: returns those in products that are terms of the output, with any other factors.
     """
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
@@ -80,7 +80,7 @@ class Interface:
         self._untyped = [kind for kind in self._by_type if None in kind]
 
     def _stored(self) -> Iterator[ir.Value]:
-        """Yield the initializers that may hold state; a number does only where one node reads it, or none."""
+        """Yield the initializers that may hold state; a number only with at most one reader."""
         for value in self.graph.initializers.values():
             if value.is_graph_input() or _is_selected_zero(value) or _is_not_a_number(value):
                 continue
@@ -94,7 +94,7 @@ class Interface:
 
     @property
     def may_store_state(self) -> bool:
-        """True if initializers may be state: not where weights and all other known states are inputs."""
+        """True if initializers may be state: False where weights and all other known states are inputs."""
         known = [value for value, assigned in self.inputs.items() if assigned.pair is not None]
         if not known:
             return self._stores_weights
@@ -115,7 +115,7 @@ class Interface:
         return value in self._holding and value not in self.inputs
 
     def open_inputs_like(self, value: ir.Value) -> list[ir.Value]:
-        """Return the inputs and initializers of the type of a value that have no role yet."""
+        """Return the inputs and initializers of a value's type without a role."""
         kind = type_of(value)
         kinds: Iterable[Type] = self._by_type if None in kind else (kind, *self._untyped)
         fitting = (each for kind in kinds for each in self._by_type.get(kind, ()))
@@ -126,20 +126,20 @@ class Interface:
         return {value: c for value, c in held.items() if not self._is_number(value)}
 
     def _is_number(self, value: ir.Value) -> bool:
-        """Return whether an initializer is filled with one number and is no weight and no moment.
+        """Return whether an initializer is filled with one number, but no weight or moment.
 
-        A moment is multiplied by a constant, a product that would be folded beside another constant.
+        A moment is multiplied by a constant; exporters would fold such a product of two constants.
         """
         if value.is_graph_input() or is_scalar(value) or value in self.topology.forward:
             return False
         return _is_selected_zero(value) or (self.factors[value] != 0 and not _is_scaled(value))
 
     def holds_one_of(self, output: ir.Value, values: Collection[ir.Value]) -> bool:
-        """Return whether an output holds one of some values, with a coefficient near one."""
+        """Return whether an output contains one of some values with a coefficient near one."""
         return any(c >= NEXT_STATE for c in find_coefficients(output, values, self.factors, _HANDS_ON).values())
 
     def holds_a_share(self, output: ir.Value, value: ir.Value) -> bool:
-        """Return whether an output is a sum with a multiple of a value, however large."""
+        """Return whether an output is a sum with any multiple of a value."""
         return value in find_coefficients(output, [value], self._shares, _HANDS_ON)
 
     def sources_of(self, value: ir.Value) -> list[ir.Value]:
@@ -154,22 +154,22 @@ class Interface:
         return sorted((each for each in near if each.producer() is None), key=self.topology.number)
 
     def views(self, value: ir.Value) -> list[ir.Value]:
-        """Return a value, and the values that it is a view of, one above the other."""
+        """Return a value and its sources through views, upwards."""
         values = [value]
         while (node := values[-1].producer()) is not None and has_trait(node, VIEWS) and node.inputs[0] is not None:
             values.append(node.inputs[0])
         return values
 
     def copied_input(self, output: ir.Value) -> ir.Value | None:
-        """Return the input or initializer that an output is a view of, if it is one."""
+        """Return the input or initializer behind an output that is a view, else None."""
         source = source_by_trait(output, VIEWS)
         return source if source.producer() is None else None
 
     def may_be_shifted(self, output: ir.Value) -> bool:
-        """Return whether an output hands one input through, and another of its type is open.
+        """Return whether an output is an input, and another input of its type is open.
 
-        That is how a step keeps the weights of the step before. Numbers that are handed through themselves, as rates
-        are, and constants are no such others; neither are batches beside a value that weights are compared with.
+        A step keeps the last step's weights in this way. The other input is no number that is itself an output, such as
+        a rate, no constant, and no batch beside a value for comparison with weights.
         """
         source = self.copied_input(output)
         if source is None or not source.is_graph_input():
@@ -187,8 +187,8 @@ class Interface:
     def _is_anchor(self, value: ir.Value) -> bool:
         """Return whether an input is added to or subtracted from weights or updates, and all weights have next values.
 
-        Weights are known by their gradients: there are no more of its type than of paired inputs that the loss reads,
-        averages of other weights aside.
+        The gradients show the number of weights of its type: no more than the paired inputs in the loss, without
+        averages of other weights.
         """
         sums = (node for node in self.topology.consumers(value) if node.op_type in ("Add", "Sub"))
         others = {operand for node in sums for operand in inputs_of(node)} - {value}
@@ -201,7 +201,7 @@ class Interface:
         return len(gradients) <= len(trained) and any(v in weights or v in self.behind_gradients for v in others)
 
     def may_predict(self, output: ir.Value, value: ir.Value) -> bool:
-        """Return whether an output is computed by a contraction that a value reaches, as a prediction is."""
+        """Return whether an output, such as a prediction, is computed by a contraction that a value reaches."""
         below, nodes = self.topology.descendants({value}), self.topology.contractions
         return any(each in below and each.producer() in nodes for each in self.topology.ancestors([output]))
 
@@ -210,17 +210,17 @@ class Interface:
         return self.dependence(value for value in self.graph.inputs if not is_scalar(value))
 
     def multiplies_batch(self, output: ir.Value, value: ir.Value) -> bool:
-        """Return whether an output depends on another open input by contractions alone, as errors of predictions do."""
+        """Return whether an output depends on another open input by contractions alone, like errors of predictions."""
         return any(v is not value and self.is_open(v) for v in self._batches.contracted(output))
 
     def has_gradient(self, value: ir.Value) -> bool:
-        """Return whether a value is read by the loss, and a gradient of its type is computed: a weight."""
+        """Return whether a value is a weight: the loss reads it, and the graph has a gradient of its type."""
         if value not in self.topology.forward or value in self.topology.targets:
             return False
         return any(same_type(gradient, value) for gradient in self.plan.unscaled)
 
     def is_ignored(self, value: ir.Value) -> bool:
-        """Return whether an input is there for the update alone: the loss does not depend on it."""
+        """Return whether an input is for the update alone: the loss does not depend on it."""
         return value.is_graph_input() and value not in self.topology.forward
 
     @functools.cached_property
@@ -229,7 +229,7 @@ class Interface:
         return self.topology.descendants(self.plan.unscaled.keys())
 
     def dependence(self, values: Iterable[ir.Value]) -> Dependence:
-        """Return the dependence of all values on some, by other ways than the gradients and the loss."""
+        """Return the dependence of all values on some, on paths without gradients and the loss."""
         return Dependence(self.topology, dict.fromkeys(values), {*self.plan.unscaled, self.topology.loss})
 
     def gradients_like(self, value: ir.Value) -> list[ir.Value]:
@@ -238,7 +238,7 @@ class Interface:
         return [output for output in gradients if same_type(output, value)]
 
     def weights_like(self, value: ir.Value) -> list[ir.Value]:
-        """Return the inputs of a type whose gradients may leave the graph: none where the graph updates weights."""
+        """Return the inputs of a type whose gradients may leave the graph: none in a graph that updates weights."""
         if any(each in self.topology.forward and is_float(each) and not is_scalar(each) for each in self.inputs):
             return []
         return [v for v in self.open_inputs_like(value) if v in self.topology.forward and v.is_graph_input()]
@@ -246,7 +246,7 @@ class Interface:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def pair(self, output: ir.Value, value: ir.Value, evidence: str, certain: bool = True) -> None:
-        """Take an output for the next value of an input."""
+        """Pair an output with an input as its next value."""
         self.outputs[output] = Assigned(Role.STATE, evidence, value, certain)
         self.inputs[value] = Assigned(Role.STATE, evidence, output, certain)
 
@@ -256,9 +256,9 @@ class Interface:
         evidence: str,
         certain: Callable[[ir.Value, ir.Value], bool] = lambda output, value: True,
     ) -> dict[ir.Value, ir.Value]:
-        """Pair what follows from candidates by elimination, and return the pairs.
+        """Pair outputs with candidates by elimination, and return the pairs.
 
-        A pair is certain only if those that took its other candidates are.
+        A pair is certain only if the pairs of its other candidates are.
         """
         pairs = dict(eliminate(candidates))
         for output, value in pairs.items():
@@ -270,15 +270,15 @@ class Interface:
 
 
 class Dependence:
-    """Evidence by dependence: the inputs that each value depends on by other ways than the gradients and the loss.
+    """Evidence by dependence: the inputs that each value depends on, on paths without gradients and the loss.
 
-    A number, which has no axes, counts where a path of values of one element leads to the value, since a learning rate
-    is spread over each next weight, and so reaches the norm of all weights.
+    A number, without axes, counts only on a path of values of one element, since a learning rate is part of each next
+    weight, and so reaches the norm of all weights.
 
     Args:
-        topology: of the graph.
-        inputs: the inputs to look for.
-        cut: the values that no path may go through: gradients, and the loss.
+        topology: the topology of the graph.
+        inputs: the inputs in question.
+        cut: the values that end paths: gradients, and the loss.
     """
 
     def __init__(self, topology: Topology, inputs: Iterable[ir.Value], cut: Collection[ir.Value]) -> None:
@@ -324,7 +324,7 @@ class Dependence:
 
 
 def _is_selected_zero(value: ir.Value) -> bool:
-    """Return whether an initializer holds zeros that are selected or squared alone: no moment is."""
+    """Return whether an initializer of zeros is only selected or squared, unlike a moment."""
     if is_scalar(value) or value.is_graph_input() or not is_known_zero(value):
         return False
     readers = [node for node, _ in value.uses()]
@@ -334,7 +334,7 @@ def _is_selected_zero(value: ir.Value) -> bool:
 
 
 def _is_not_a_number(value: ir.Value) -> bool:
-    """Return whether an initializer holds NaN alone and is selected alone: what a gather out of bounds gives."""
+    """Return whether an initializer holds only NaN and is only selected: the result of a gather out of bounds."""
     is_selected = bool(value.uses()) and all(node.op_type == "Where" for node, _ in value.uses())
     tensor = constant_tensor(value) if is_float(value) and is_selected else None
     return tensor is not None and tensor.size > 0 and bool(np.isnan(np.ravel(tensor.numpy())[:64]).all())
@@ -347,12 +347,12 @@ def _is_scaled(value: ir.Value) -> bool:
 
 
 def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
-    """Yield the pairs that follow when every output with a candidate has one of its own.
+    """Yield the pairs that remain if every output with candidates gets one of its own.
 
-    An output whose only candidate is the only one of another output as well has no pair.
+    An output has no pair if its only candidate is also the only one of another output.
 
     Args:
-        candidates: the inputs that each output may be the next value of.
+        candidates: for each output, the inputs whose next value it may be.
     """
     left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
     claimants: dict[_Input, set[_Output]] = {}

@@ -1,4 +1,4 @@
-"""The choice between outputs that may each be the loss: the one whose derivatives the backward pass computes."""
+"""The choice between several outputs that may be the loss, by the derivatives in the backward pass."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from graphscale.graph.walks import ancestors
 
 __all__ = ["choose_loss"]
 
-# Beyond these numbers of weights a choice takes minutes, and a question is quicker.
+# Beyond these numbers of weights, a choice takes minutes, and a question to the user is quicker.
 _MANY = 2**25
-_IR_VERSION = 10  # that every runtime loads
+_IR_VERSION = 10  # an IR version that every runtime loads
 
 
 def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> tuple[LossCandidate | None, bool]:
@@ -25,15 +25,16 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
 
     Args:
         graph: the main graph, with no calls of model-local functions in it.
-        candidates: the likeliest first; of several losses in one, the first is checked.
-        join: makes one candidate of several losses; None where no scale fits them all.
+        candidates: the candidates, the likeliest first; of several losses in one, the first is checked.
+        join: makes one candidate of several losses; None where no scale fits all of them.
 
     Returns:
-        the first loss that no gradient disagrees with, all being checked. Where other losses have gradients, too:
-        these together, if every gradient is the derivative of one, and each has a gradient that is the derivative of
-        no other; or a total of two at least that have such gradients, where derivatives are stopped. Else the first
-        loss that no gradient disagrees with, or the likeliest one, if more gradients agree with it than with any other.
-        None where that is not so; and whether the gradients of all were checked.
+        the chosen candidate, or None, and whether the gradients of all candidates were checked. The choice is the first
+        loss without a disagreeing gradient, if all gradients are checked. If other losses have gradients, too, it is
+        all of these together, if every gradient is the derivative of one, and each loss has a gradient that is the
+        derivative of no other; or, with stopped derivatives, a total of at least two such losses. Otherwise it is the
+        first loss without a disagreeing gradient, or the likeliest one, if more gradients agree with it than with any
+        other.
     """
     if sum(value.const_value.size for value in graph.initializers.values() if value.const_value is not None) > _MANY:
         return None, False
@@ -67,7 +68,7 @@ def choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
 
 
 def _find_total(derivatives: Mapping[ir.Value, Collection[ir.Value]]) -> ir.Value | None:
-    """Find the total of all other losses, if two of them at least have derivatives of their own."""
+    """Find the total of all other losses, if at least two of them have derivatives of their own."""
     for total in derivatives:
         parts = {loss: {*found} for loss, found in derivatives.items() if loss is not total}
         others = ([found for other, found in parts.items() if other is not loss] for loss in parts)
@@ -78,7 +79,7 @@ def _find_total(derivatives: Mapping[ir.Value, Collection[ir.Value]]) -> ir.Valu
 
 
 def _check(model: ir.Model, candidate: LossCandidate, loss: ir.Value) -> list[WeightCheck]:
-    """Check the gradients of a candidate against one of its losses; there is no check where nothing can run it."""
+    """Check the gradients of a candidate against one of its losses; return None if no evaluator runs the graph."""
     subject = Differentiation(model, loss, candidate.unscalings, candidate.scaled)
     with contextlib.suppress(GraphscaleError), contextlib.closing(open_bench(subject, {}, {}, 0)) as bench:
         return bench.check(directions=1)
@@ -86,9 +87,9 @@ def _check(model: ir.Model, candidate: LossCandidate, loss: ir.Value) -> list[We
 
 
 def _find_derivatives(candidate: LossCandidate, checks: Sequence[WeightCheck]) -> list[bool]:
-    """Return for each gradient of a candidate whether it is itself the derivative of the loss that was checked.
+    """Return for each gradient of a candidate whether it is itself the derivative of the checked loss.
 
-    Its parts do not count: the derivative of a term of a loss is such a part, and the term may be a metric.
+    Parts of a gradient do not count: the derivative of a term of a loss is a part, and the term may be a metric.
     """
     found = {check.gradient for check in checks if count_agreeing([check])}
     return [any(form.name in found for form in find_forms(each.value, *each.wholes)) for each in candidate.unscalings]

@@ -1,4 +1,4 @@
-"""Central differences of a loss along directions, held against the product of a gradient with the direction."""
+"""Central differences of a loss along directions, compared with the product of a gradient and the direction."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["AGREES", "DISAGREES", "UNSURE", "Direction", "Precision", "Slopes", 
 AGREES, DISAGREES, UNSURE = "agrees", "disagrees", "unsure"
 
 _Array = np.ndarray[Any, Any]
-# A weight that is all zeros moves by steps as if its elements were of this size.
+# A weight of zeros gets the steps of a weight with elements of this size.
 _SMALL = 1e-2
-# A slope that differs from a gradient counts only if its error by rounding is this part of the difference, or less.
+# A slope contradicts a gradient only if its rounding error is at most this part of the difference.
 _CLEAR = 0.25
 
 
@@ -23,10 +23,10 @@ class Precision(NamedTuple):
     """The limits of a floating-point type.
 
     Attributes:
-        tolerance: the relative error up to which a difference agrees with a gradient. Constants that exporters round
-            to float32, in one of the two passes alone, are well below it.
-        steps: the steps to try, relative to the size of the weight: the first is best where the loss is smooth, later
-            ones are for kinks close by, and for what is lost in rounding.
+        tolerance: the relative error up to which a difference agrees with a gradient. Errors by constants that
+            exporters round to float32, in one of the two passes only, are well below it.
+        steps: the steps to try, relative to the size of the weight: the first is best for a smooth loss, later ones are
+            for near kinks, and for losses by rounding.
         rounding: the relative error of a computed loss.
     """
 
@@ -48,11 +48,11 @@ class Direction:
 
     Attributes:
         kind: "random" or "gradient".
-        verdict: "agrees", "disagrees", or "unsure" where differences cannot tell.
+        verdict: "agrees", "disagrees", or "unsure" where differences cannot decide.
         expected: the product of the gradient with the direction.
-        measured: the central difference of the loss along it; None where rounding hides it.
-        error: their distance, relative to the larger of them or to what is usual for a random direction.
-        reason: of a direction that is unsure, why.
+        measured: the central difference of the loss along the direction; None where rounding hides it.
+        error: the distance of the two, relative to the larger one, or to a usual value for a random direction.
+        reason: the reason for "unsure".
     """
 
     kind: str
@@ -69,8 +69,8 @@ class Slopes(NamedTuple):
     Attributes:
         step: the distance, in units of the direction.
         central: the slope from one side to the other.
-        right: that to the side of the direction.
-        left: that to the other side.
+        right: the slope to the side of the direction.
+        left: the slope to the other side.
         noise: the error of the slopes by rounding.
     """
 
@@ -84,14 +84,14 @@ class Slopes(NamedTuple):
 def slopes(
     loss_at: Callable[[_Array], float], here: float, weight: _Array, direction: _Array, limits: Precision
 ) -> Iterator[Slopes]:
-    """Yield the slopes of a loss along a direction, for one step after the other.
+    """Yield the slopes of a loss along a direction, step by step.
 
     Args:
         loss_at: the loss as a function of the weight.
         here: the loss at the weight.
         weight: the weight, of the type to compute in.
-        direction: an array of its shape; there is no slope where it is zero, or either is not finite.
-        limits: those of the type.
+        direction: an array of its shape; there is no slope for zeros, or if either is not finite.
+        limits: the limits of the type.
     """
     if not (direction.any() and np.isfinite(direction).all() and np.isfinite(weight).all()):
         return
@@ -107,13 +107,13 @@ def slopes(
 
 
 def _root_mean_square(array: _Array) -> float:
-    """Return the length of an array for one element; the squares of small numbers underflow."""
+    """Return the root mean square of an array, without the underflow of small numbers' squares."""
     largest = float(np.abs(array).max())
     return largest * float(np.sqrt(np.mean(np.square(array / (largest or 1.0)))))
 
 
 def compare(found: Iterable[Slopes], gradient: _Array, direction: _Array, limits: Precision, kind: str) -> Direction:
-    """Compare a gradient with the slopes of the loss along a direction, until one agrees."""
+    """Compare a gradient with the slopes of the loss along a direction, up to the first agreement."""
     expected = float(np.vdot(gradient, direction))
     usual = float(np.linalg.norm(gradient) * np.linalg.norm(direction)) / np.sqrt(max(1, direction.size))
     tried: list[tuple[float, Slopes]] = []
@@ -133,11 +133,11 @@ def compare(found: Iterable[Slopes], gradient: _Array, direction: _Array, limits
 
 
 def _doubt(expected: float, tried: list[Slopes]) -> str:
-    """Return the reason why slopes that differ from a gradient do not speak against it; empty without one."""
+    """Return the reason why slopes do not contradict a gradient, despite a difference; empty without one."""
     slope = tried[0]
     distance = abs(slope.central - expected)
     low, high = sorted((slope.left, slope.right))
-    # A sum of many kinks may have any of their sides in its gradient, not only one between the slopes of all.
+    # A sum of many kinks may have any of their sides in its gradient, beyond the range of the slopes.
     if high - low > distance / 2:
         return f"a kink: the slope is {low:.4g} on one side and {high:.4g} on the other"
     if abs(tried[1].central - slope.central) > distance / 2:

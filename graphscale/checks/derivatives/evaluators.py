@@ -15,24 +15,23 @@ from graphscale.errors import VerifyError, one_line
 __all__ = ["Evaluator", "find_dtypes"]
 
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
-# Beyond these numbers of weights the reference evaluator, which is numpy, takes minutes.
+# Beyond these numbers of weights, the reference evaluator, in numpy, takes minutes.
 _MANY = 2**22
 
 
 class Evaluator:
-    """A model that is evaluated in one floating-point type.
+    """An evaluator of a model in one floating-point type.
 
     Args:
         model: the model; it is not changed.
-        dtype: the type that stands for all floating-point types: DOUBLE runs on ONNX's reference evaluator, FLOAT on
-            ONNX Runtime.
-        fresh: whether random numbers begin at their seeds in each run, as they always do in the reference evaluator.
+        dtype: the only floating-point type: DOUBLE runs on ONNX's reference evaluator, FLOAT on ONNX Runtime.
+        fresh: True to restart random numbers from their seeds in each run, as the reference evaluator always does.
 
     Attributes:
-        dtype: the type, as numpy has it.
+        dtype: numpy's dtype of the type.
 
     Raises:
-        VerifyError: it cannot be loaded.
+        VerifyError: the model cannot be loaded.
     """
 
     def __init__(self, model: ir.Model, dtype: ir.DataType, fresh: bool = False) -> None:
@@ -60,14 +59,14 @@ class Evaluator:
 
 
 def find_dtypes(model: ir.Model) -> list[ir.DataType]:
-    """Return the types that a model may be evaluated in, the more precise one first."""
+    """Return the possible types for the evaluation of a model, the more precise one first."""
     size = sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
     installed = [ir.DataType.FLOAT] if importlib.util.find_spec("onnxruntime") is not None else []
     return [ir.DataType.DOUBLE, *installed] if size <= _MANY else [*installed, ir.DataType.DOUBLE]
 
 
 class _Reference:
-    """ONNX's reference evaluator, with the methods of `Runner`; seeds are begun anew in each run."""
+    """ONNX's reference evaluator, with the methods of `Runner`; random numbers restart from their seeds in each run."""
 
     def __init__(self, model: ir.Model) -> None:
         from onnx.reference import ReferenceEvaluator
@@ -77,7 +76,7 @@ class _Reference:
         self.fresh = True
         try:
             self._evaluator = ReferenceEvaluator(ir.to_proto(model))
-        except Exception as error:  # of any kind, from the implementation of any operator
+        except Exception as error:  # errors of any class, from the implementation of any operator
             raise VerifyError(f"ONNX's reference evaluator cannot load the graph: {one_line(error)}") from error
 
     def run(self, feeds: Mapping[str, Any]) -> Results:
@@ -86,16 +85,16 @@ class _Reference:
         try:
             with np.errstate(all="ignore"):
                 values = self._evaluator.run(self._names, known)
-        except Exception as error:  # of any kind, from the implementation of any operator
+        except Exception as error:  # errors of any class, from the implementation of any operator
             raise VerifyError(f"ONNX's reference evaluator cannot run the graph: {one_line(error)}") from error
         return Results({n: np.asarray(value) for n, value in zip(self._names, values, strict=True)}, known)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing, since there is nothing to free."""
 
 
 def _widen(graph: ir.Graph, dtype: ir.DataType) -> None:
-    """Compute in one floating-point type: values, constants, casts."""
+    """Convert values, constants and casts to one floating-point type."""
     for each in (graph, *graph.subgraphs()):
         for value in (*each.inputs, *each.initializers.values()):
             _widen_value(value, dtype)
@@ -113,7 +112,7 @@ def _widen(graph: ir.Graph, dtype: ir.DataType) -> None:
             if name in node.attributes:
                 numbers = np.asarray(node.attributes.pop(name).value, dtype.numpy())
                 node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(numbers))
-        # These give float32 where nothing else is said.
+        # These operators give float32 by default.
         if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
             node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(np.zeros(1, dtype.numpy())))
         elif node.op_type in ("RandomNormal", "RandomUniform") and "dtype" not in node.attributes:

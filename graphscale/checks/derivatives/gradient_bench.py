@@ -1,4 +1,4 @@
-"""A training graph that is evaluated at any weights: its loss, and the values that are gradients of it."""
+"""A bench for a training graph's loss and gradients at any weights."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from graphscale.operators import Trait, has_trait
 __all__ = ["Differentiation", "GradientBench", "find_forms", "open_bench"]
 
 _Array = np.ndarray[Any, Any]
-# A gradient whose relative distance from a slope is larger is that of another weight, or wrong.
+# A gradient with a larger relative distance from a slope is wrong, or belongs to another weight.
 _FAR = 0.1
 _VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _CHANGES = ("Add", "Mul", "Slice", "Split", "Sum", "Where")
-# Feeds drawn in each style: the root of a difference of statistics is real for some alone.
+# Number of feeds in each style: the root of a difference of statistics is real only for some.
 _DRAWS = 4
 
 
@@ -42,10 +42,10 @@ class Differentiation:
     Attributes:
         model: the model.
         loss: its loss.
-        unscalings: the gradients, as scaling divides them by the loss scale.
+        unscalings: the gradients, which scaling divides by the loss scale.
         scaled: the values that scale with the loss.
-        states: the names of the inputs and initializers that hold carried state.
-        weights: those of weights, as far as they are known.
+        states: the names of the inputs and initializers with carried state.
+        weights: the known names of weights.
     """
 
     model: ir.Model
@@ -60,7 +60,7 @@ def open_bench(subject: Differentiation, given: Arrays, dims: Mapping[str, int],
     """Return the most precise bench that can evaluate a graph.
 
     Raises:
-        VerifyError: none can.
+        VerifyError: no bench can.
     """
     failures = []
     for dtype in find_dtypes(subject.model):
@@ -72,14 +72,14 @@ def open_bench(subject: Differentiation, given: Arrays, dims: Mapping[str, int],
 
 
 class GradientBench:
-    """A graph in one floating-point type, ready to be evaluated at any weights.
+    """A graph in one floating-point type, for evaluations at any weights.
 
     Attributes:
         dtype: the name of the type.
-        notes: facts that a user should know.
+        notes: facts for the user.
 
     Raises:
-        VerifyError: it cannot be evaluated.
+        VerifyError: the graph cannot be evaluated.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class GradientBench:
         feeder = Feeder(subject.model, subject.states, subject.loss, given, dims, lambda part: Evaluator(part, dtype))
         self.notes = list(feeder.notes)
         if is_random:
-            self.notes.append("random numbers, as those of dropout, are drawn from the same seeds in each run")
+            self.notes.append("random numbers, such as those of dropout, are drawn from the same seeds in each run")
         self._feeds, values = self._draw(feeder)
         self._arrays = {g: [values[form.name or ""] for form in forms] for g, forms in self._forms.items()}
         self._here = self._loss_at({})
         rounding = 16 * float(np.finfo(dtype.numpy()).eps)
         others = [(values[self._loss].item(), self._limits.tolerance), (self._loss_at({}), rounding)]
         if any(abs(self._here - other) > tolerance * abs(self._here) for other, tolerance in others):
-            raise VerifyError("the loss is another one in each run on the same feeds")
+            raise VerifyError("the loss differs from run to run on the same feeds")
 
     def close(self) -> None:
-        """Free what evaluates the graph."""
+        """Free the evaluator."""
         self._everything.close()
         self._forward.close()
 
@@ -128,7 +128,7 @@ class GradientBench:
             feeds = feeder.draw(self._random, style)
             try:
                 values = self._everything.run(feeds).outputs
-            except VerifyError as error:  # an index out of range, say
+            except VerifyError as error:  # for example an index out of range
                 failure = error
                 continue
             if all(np.isfinite(array).all() for array in values.values()):
@@ -151,7 +151,7 @@ class GradientBench:
     # --- pairs of a weight and its gradient -------------------------------------------------------------------------
 
     def check(self, directions: int) -> list[WeightCheck]:
-        """Check each gradient along some random directions, and itself; list the weights without one."""
+        """Check each gradient along random directions and along itself; add the weights without a gradient."""
         pairs = self._pair()
         checks = [self._check(gradient, pairs.get(gradient), directions) for gradient in self._forms]
         for value in self._known:
@@ -174,7 +174,7 @@ class GradientBench:
                     distance = min((_distance(p, slope) for p in products for slope in tried), default=0.0)
                     share, length = likeness(value, gradient)
                     rank = max(distance, self._limits.tolerance) if distance < _FAR else 1.0
-                    # A gradient that fits no input here is wrong, or belongs to none of them.
+                    # A gradient that fits no input here is wrong, or has no input among these.
                     if value in self._weights or rank == self._limits.tolerance:
                         ranked.append(((rank, value not in self._weights, -share, -length), gradient, value))
         pairs: dict[ir.Value, ir.Value] = {}
@@ -197,7 +197,7 @@ class GradientBench:
         inside = self._find_inside(value, directions)
         if inside is None or not gradient.is_graph_output():
             return inside or best
-        detail = f"{best.detail}; the derivative is {inside.gradient!r}, which the graph goes on to change"
+        detail = f"{best.detail}; the derivative is {inside.gradient!r}, which the graph changes afterwards"
         return dataclasses.replace(best, detail=detail)
 
     def _find_inside(self, value: ir.Value, directions: int) -> WeightCheck | None:
@@ -235,12 +235,12 @@ class GradientBench:
 
 
 def _distance(product: float, slope: Slopes) -> float:
-    """Return the relative distance of a product with a gradient from a slope, up to what rounding hides."""
+    """Return the relative distance of a product with a gradient from a slope, apart from rounding."""
     return float(abs(product - slope.central) / max(abs(product), abs(slope.central), slope.noise, 1e-300))
 
 
 def find_forms(*gradients: ir.Value) -> list[ir.Value]:
-    """Return gradients as they are read: behind nodes that move, cast, sum or negate; whole, not a slice."""
+    """Return gradients in the form for their readers: behind nodes that move, cast, sum or negate; whole, no slices."""
 
     def below(value: ir.Value) -> list[ir.Value]:
         results = [node.outputs[0] for node, index in value.uses() if _hands_on(value, node, index)]
@@ -261,6 +261,6 @@ def _find_changed(gradients: Iterable[ir.Value]) -> Iterator[ir.Value]:
 
 
 def _hands_on(value: ir.Value, node: ir.Node, index: int, others: Collection[str] = ()) -> bool:
-    """Return whether the results of a reader are the value in another form, or made from it by such an operator."""
+    """Return whether the results of a reader are another form of a value, or computed from it by such an operator."""
     views = not index and (node.op_type in ("Neg", "ReduceSum") or has_trait(node, _VIEWS))
     return node.graph is value.graph and (views or node.op_type in others)

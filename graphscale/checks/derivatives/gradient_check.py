@@ -44,22 +44,22 @@ def check_gradients(
     """Check the gradients of a training graph against central differences of its loss.
 
     The gradients are the values that scaling divides by the loss scale, before any clipping. Each is compared with the
-    slope of the loss along random directions of its weight, and along itself. The graph is evaluated in float64 by
-    ONNX's reference evaluator, or, where that has no such operator or the weights are many, in float32 by ONNX Runtime.
+    slope of the loss along random directions of its weight, and along itself. ONNX's reference evaluator evaluates the
+    graph in float64; where it lacks an operator, or with many weights, ONNX Runtime evaluates the graph in float32.
 
     Args:
         model: a path, an onnx_ir model or a ModelProto: a training graph without a loss scale.
-        feeds: arrays for inputs by name, or an .npz file of them; inputs without one are drawn.
+        feeds: arrays for inputs by name, or an .npz file of them; other inputs are random.
         directions: number of random directions for each weight, at least 1.
-        seed: of the directions and the random feeds.
-        dims: sizes for symbolic axes, by name; without one, that of `feeds`, else 4.
+        seed: the seed of the directions and the random feeds.
+        dims: sizes for symbolic axes, by name; by default the size in `feeds`, else 4.
         loss: the name of the loss, as given to `scale`.
         gradients: names of gradients, as given to `scale`.
         updates: `{output: input}` of carried state, as given to `scale`.
         roles: answers about roles, as given to `scale`.
 
     Raises:
-        GraphscaleError: the model cannot be read or analysed; a `VerifyError` where nothing can evaluate it.
+        GraphscaleError: the model cannot be read or analysed; a `VerifyError` if it cannot be evaluated.
     """
     return check(model, feeds, Hints(loss, None, gradients or (), updates, roles), directions, seed, dims)
 
@@ -98,7 +98,7 @@ def check(
 
 
 def _in_standard_form(model: ir.Model) -> ir.Model:
-    """Return a model in standard operators, for all evaluators; the model itself if an operator has no such form."""
+    """Return a model in standard operators, for all evaluators; the model itself if an operator has none."""
     lowered = model.clone()
     try:
         replace_training_ops(lowered, get_target("onnx"))

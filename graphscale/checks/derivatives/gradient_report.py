@@ -16,7 +16,7 @@ __all__ = ["UNCHECKED", "GradientCheck", "WeightCheck", "count_agreeing", "is_de
 UNCHECKED = "unchecked"
 _VERDICTS = (DISAGREES, AGREES, UNSURE, UNCHECKED)
 _SHOWN = 4  # weights
-# Ratios of gradients to slopes that are as close as that are one factor.
+# Ratios of gradients to slopes within this distance are one factor.
 _ONE_FACTOR = 1e-2
 
 
@@ -25,12 +25,12 @@ class WeightCheck:
     """The check of the gradient of one weight.
 
     Attributes:
-        weight: the name of the input or initializer; None where a gradient is that of no weight.
-        gradient: the name of its gradient; None where none was found.
-        verdict: "agrees", "disagrees", "unsure" where differences cannot tell, or "unchecked".
-        error: the largest relative error along a direction that could be judged; None without one.
+        weight: the name of the input or initializer; None for a gradient without a weight.
+        gradient: the name of its gradient, or None.
+        verdict: "agrees", "disagrees", "unsure" where differences cannot decide, or "unchecked".
+        error: the largest relative error along a direction with a verdict; None without one.
         directions: the comparisons.
-        detail: for a reader, more about the verdict.
+        detail: an explanation of the verdict.
     """
 
     weight: str | None
@@ -49,7 +49,7 @@ class GradientCheck(Summary):
         loss: the name of the loss.
         dtype: "float64" where ONNX's reference evaluator ran the graph, "float32" where ONNX Runtime did.
         weights: the checks of all weights, and of gradients without a weight.
-        notes: facts about the check that a user should know, a sentence each.
+        notes: facts about the check for the user, a sentence each.
     """
 
     loss: str
@@ -82,12 +82,12 @@ class GradientCheck(Summary):
 
 
 def is_derivative(checks: Sequence[WeightCheck]) -> bool:
-    """Return whether gradients agree with the derivative of a loss, and none disagrees."""
+    """Return whether gradients agree with the derivative of a loss, without a contradiction."""
     return count_agreeing(checks) > 0 and not any(each.verdict == DISAGREES for each in checks)
 
 
 def count_agreeing(checks: Sequence[WeightCheck]) -> int:
-    """Return the number of gradients that agree with a derivative; zeros agree with that of any loss."""
+    """Return the number of gradients that agree with a derivative, without zeros, which agree with every loss."""
     agreeing = (each for each in checks if each.verdict == AGREES)
     return sum(any(direction.measured for direction in each.directions) for each in agreeing)
 

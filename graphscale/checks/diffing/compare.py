@@ -1,4 +1,4 @@
-"""From matched nodes to what changed: `graphscale.diff`."""
+"""The differences between models, from matched nodes: `graphscale.diff`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Comparison", "compare", "diff"]
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A report, with the second model that it speaks of.
+    """A report on two models, with the second of them.
 
     Attributes:
-        report: what changed.
+        report: the differences.
         after: the second model.
-        added: the nodes of its main graph that the first model does not have.
+        added: the nodes of its main graph that the first model lacks.
     """
 
     report: DiffReport
@@ -39,10 +39,10 @@ class Comparison:
 
 @name_damage
 def diff(before: Model, after: Model) -> DiffReport:
-    """Tell what changed from one model to another. Neither is changed, and no weight is read.
+    """Compare two models. Neither is changed, and no weight is read.
 
-    Any two models can be compared: a training graph and the scaled one, two scaled ones, or two that have nothing to do
-    with each other, which the report says.
+    Any two models can be compared: a training graph and the scaled one, two scaled ones, or two unrelated ones, which
+    the report notes.
 
     Args:
         before: a path, an onnx_ir model or a ModelProto.
@@ -110,7 +110,7 @@ def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport
 
 
 def _inside(scope: str, nodes: Iterable[ir.Node], known: Container[ir.Node] = ()) -> Iterator[tuple[str, ir.Node]]:
-    """Yield unknown nodes with their scope, all nodes of their bodies after them."""
+    """Yield unknown nodes with their scope, each followed by all nodes of its bodies."""
     for node in (node for node in nodes if node not in known):
         yield scope, node
         for body in subgraphs(node):
@@ -129,7 +129,7 @@ def _is_reordered(matching: Matching, after: ir.Model) -> bool:
     return any(a > b for a, b in itertools.pairwise(places))
 
 
-# --- edges, values and attributes of what is in both ----------------------------------------------------------------
+# --- edges, values and attributes of common nodes -------------------------------------------------------------------
 
 
 def _attributes(matching: Matching) -> Iterator[Change]:
@@ -156,7 +156,7 @@ def _rewired(matching: Matching) -> Iterator[Rewiring]:
 def _rewired_outputs(matching: Matching, scope: Scope) -> Iterator[Rewiring]:
     theirs = _by_name(scope.after.outputs)
     for i, value in enumerate(scope.before.outputs):
-        # Outputs of the main graph go by their names; those of bodies and functions by their places.
+        # Outputs of the main graph are matched by name; those of bodies and functions by position.
         by_place = scope.after.outputs[i] if i < len(scope.after.outputs) else None
         other = by_place if scope.name else theirs.get(value.name or "")
         if other is not None and not _is_same(matching, value, other):
@@ -172,7 +172,7 @@ def _is_same(matching: Matching, one: ir.Value | None, other: ir.Value | None) -
     if one is None or other is None:
         return one is other or not (one or other) or not _name(one or other)
     if one not in matching.values and one.producer() is None and other.producer() is None:
-        return one.name == other.name  # in a damaged graph: read, and nowhere given
+        return one.name == other.name  # in a damaged graph: an operand without a source
     return matching.values.get(one) is other
 
 
@@ -189,7 +189,7 @@ def _retyped(pairs: Iterable[tuple[ir.Value, ir.Value]]) -> Iterator[Change]:
             yield Change(other.name or "", _value(one).type, _value(other).type)
 
 
-# --- values that are in one only ------------------------------------------------------------------------------------
+# --- values of one model only ---------------------------------------------------------------------------------------
 
 
 def _by_name(values: Iterable[ir.Value]) -> dict[str, ir.Value]:

@@ -13,7 +13,7 @@ __all__ = ["Change", "DiffReport", "Entry", "NodeEntry", "OpCount", "Rewiring", 
 
 @dataclasses.dataclass(frozen=True)
 class OpCount:
-    """The numbers of nodes of an operator, those in subgraphs and functions included."""
+    """The numbers of nodes of an operator, subgraphs and functions included."""
 
     op: str
     before: int
@@ -27,14 +27,14 @@ class OpCount:
 
 @dataclasses.dataclass(frozen=True)
 class NodeEntry:
-    """A node that is in one of the models only.
+    """A node of only one model.
 
     Attributes:
-        name: its name, or its operator and first output where it has none.
+        name: its name, or the operator and first output of a nameless node.
         op: its operator, with the domain if it has one.
-        inputs: the names of what it reads; empty for an input that is left out.
-        outputs: the names of what it gives.
-        scope: where it stands: empty for the main graph, else the node or function around it.
+        inputs: the names of its operands; empty for an omitted one.
+        outputs: the names of its results.
+        scope: its place: empty for the main graph, else the node or function around it.
     """
 
     name: str
@@ -46,14 +46,14 @@ class NodeEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Rewiring:
-    """An edge that comes from somewhere else.
+    """An edge with another source.
 
     Attributes:
-        reader: the node that reads, by its name in the second model; for a graph output, the output's name.
+        reader: the name of the reading node in the second model; for a graph output, the output's name.
         input: the index of the node's input; None for a graph output.
-        before: the name of the value read; for a graph output, the node that computed it.
-        after: the same of the second model.
-        scope: as of `NodeEntry`.
+        before: the name of the operand in the first model; for a graph output, the node that computes it.
+        after: the name in the second model.
+        scope: as for `NodeEntry`.
     """
 
     reader: str
@@ -65,7 +65,7 @@ class Rewiring:
 
 @dataclasses.dataclass(frozen=True)
 class ValueEntry:
-    """An input, output or initializer that is in one of the models only."""
+    """An input, output or initializer of only one model."""
 
     name: str
     dtype: str
@@ -79,7 +79,7 @@ class ValueEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Something of both models that is not the same in them."""
+    """A difference in a part of both models."""
 
     name: str
     before: str
@@ -95,18 +95,18 @@ class DiffReport(Summary):
 
     Attributes:
         nodes_before: the nodes of the first model's main graph.
-        nodes_after: the nodes of the second one's.
-        matched: how many nodes of the main graphs were recognized as the same.
-        related: whether that is at least half of the smaller graph; else the models have little to do with each other.
+        nodes_after: the nodes of the second model's main graph.
+        matched: number of nodes of the main graphs that were recognized as the same.
+        related: True if these are at least half of the smaller graph; else the models are unrelated.
         ops: every operator of either model, by name.
-        inserted: the added nodes by the pass that each says inserted it.
-        added: the added nodes that name no pass; those of an added function count as that function.
+        inserted: the added nodes by the pass in their mark.
+        added: the added nodes without a mark; those of an added function count as that function.
         removed: the nodes of the first model only; those of a removed function count as that function.
         attributes: attributes of matched nodes that changed, named `node.attribute`.
-        rewired: edges that come from somewhere else.
-        renamed: values with another name: `before` and `after` are names, `name` is the node that gives them.
+        rewired: edges with another source.
+        renamed: values with another name: `before` and `after` are names, `name` is the node that computes them.
         retyped: values of another dtype or shape, where both are known.
-        reordered: whether matched nodes of the main graph stand in another order.
+        reordered: True if matched nodes of the main graph have another order.
         inputs_added: graph inputs of the second model only.
         inputs_removed: graph inputs of the first model only.
         outputs_added: graph outputs of the second model only.
@@ -118,7 +118,7 @@ class DiffReport(Summary):
         functions_added: model-local functions of the second model only.
         functions_removed: model-local functions of the first model only.
         metadata: metadata properties that were added (`before` is empty), removed or changed.
-        versions: IR version, opset versions and the like that differ.
+        versions: differences of the IR version, opset versions and similar fields.
     """
 
     nodes_before: int
@@ -154,7 +154,7 @@ class DiffReport(Summary):
 
     @property
     def different(self) -> bool:
-        """True if the models differ in anything."""
+        """True if the models differ."""
         numbers = ("nodes_before", "nodes_after", "matched", "related", "ops")
         found = (getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in numbers)
         return any(found) or any(op.difference for op in self.ops)

@@ -1,8 +1,8 @@
 """The matching of two models' nodes.
 
-Nodes are matched by name first: transformations keep the names of what they keep. Then by operator and the names of
-their outputs, for nodes without names; then by operator, attributes and what they read, for what was renamed. Each
-step looks at every node once.
+Nodes are matched first by name, since transformations keep the names of unchanged nodes; then by operator and the names
+of their outputs, for nameless nodes; then by operator, attributes and operands, for renamed nodes. Each step visits
+every node once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TINY = 16
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """Two graphs that correspond: the main graphs, the bodies of matched nodes, functions of one name.
+    """Two corresponding graphs: the main graphs, the bodies of matched nodes, functions of the same name.
 
     Attributes:
         name: empty for the main graphs.
@@ -41,14 +41,14 @@ class Scope:
 
 @dataclasses.dataclass
 class Matching:
-    """The nodes, values and graphs of two models that correspond.
+    """The corresponding nodes, values and graphs of two models.
 
     Attributes:
         scopes: the graphs, main graphs first.
-        nodes: each matched node of the first model with the one of the second.
-        back: the other way round.
-        values: each matched value of the first model with the one of the second.
-        values_back: the other way round.
+        nodes: each matched node of the first model with that of the second.
+        back: the inverse of `nodes`.
+        values: each matched value of the first model with that of the second.
+        values_back: the inverse of `values`.
     """
 
     scopes: list[Scope] = dataclasses.field(default_factory=list)
@@ -58,7 +58,7 @@ class Matching:
     values_back: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
 
     def pair(self, before: ir.Node, after: ir.Node) -> None:
-        """Note that two nodes are the same, and so what they give."""
+        """Record that two nodes are the same, and so are their results."""
         self.nodes[before], self.back[after] = after, before
         for one, other in zip(before.outputs, after.outputs, strict=False):
             self.values[one], self.values_back[other] = other, one
@@ -104,7 +104,7 @@ def _unmatched(graph: Graph, matched: dict[ir.Node, ir.Node]) -> Iterator[ir.Nod
 
 
 def _match_by(before: Graph, after: Graph, matching: Matching, key: Callable[[ir.Node], Hashable | None]) -> None:
-    """Match the nodes whose key is theirs alone in both graphs."""
+    """Match nodes with a key that is unique in both graphs."""
     mine = _alone(_unmatched(before, matching.nodes), key)
     theirs = _alone(_unmatched(after, matching.back), key)
     for found, node in mine.items():
@@ -136,7 +136,7 @@ def _same_shapes(one: ir.Node, other: ir.Node) -> bool:
 
 
 def _match_by_inputs(before: Graph, after: Graph, matching: Matching) -> None:
-    """Match nodes by what they read, in the order of the second graph, so that each match can lead to the next."""
+    """Match nodes by their operands, in the order of the second graph, so that each match can lead to the next."""
     waiting: dict[Hashable, list[ir.Node]] = defaultdict(list)
     for node in _unmatched(before, matching.nodes):
         waiting[_signature(node, lambda value: value)].append(node)
@@ -149,7 +149,7 @@ def _match_by_inputs(before: Graph, after: Graph, matching: Matching) -> None:
 
 
 def _origin(value: ir.Value, matching: Matching) -> ir.Value | None:
-    """Return the first model's value that a value of the second one is, looking through inserted nodes."""
+    """Return the first model's counterpart of a value of the second, past inserted nodes."""
     seen = {value}  # nodes of a damaged model may be a cycle
     while value not in matching.values_back:
         node = value.producer()
@@ -162,7 +162,7 @@ def _origin(value: ir.Value, matching: Matching) -> ir.Value | None:
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:
-    """Return the operand that an inserted node scales, casts, guards or makes wait."""
+    """Return the operand that an inserted node scales, casts, guards or delays."""
     if node.op_type != "Where":
         return input_at(node, 0)
     return node.inputs[2 if is_contradiction(node.inputs[0]) else 1]
@@ -170,17 +170,17 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
 
 def _signature(node: ir.Node, origin: Callable[[ir.Value], ir.Value | None]) -> Hashable:
     attributes = tuple(sorted((name, attribute_text(attribute)) for name, attribute in node.attributes.items()))
-    # A guard gives an optimizer its signal; inputs and outputs may be left out at the end.
+    # A guard adds the signal of an optimizer; inputs and outputs may be omitted at the end.
     reads = [(i, v) for i, v in enumerate(node.inputs) if v is not None and v is not update_signal(node)]
     operands = tuple((i, origin(value)) for i, value in reads)
-    # A node without any known operand is like no other.
+    # A node without a known operand equals no other.
     known = not reads or any(value is not None for _, value in operands)
     count = sum(bool(value.name) for value in node.outputs)
     return node.op_identifier(), attributes, count, operands, None if known else id(node)
 
 
 def attribute_text(attribute: ir.Attr) -> str:
-    """Return an attribute's value as text, of a large tensor and of a graph only its kind."""
+    """Return an attribute's value as text, or only the kind of a large tensor or a graph."""
     if attribute.is_ref():
         return f"@{attribute.ref_attr_name}"
     value = attribute.value

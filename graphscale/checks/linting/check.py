@@ -1,4 +1,4 @@
-"""The finite check: its search, the gradients that it sees, from its result up, and the nodes where it loses one."""
+"""The finite check: its search, and its coverage of gradients, from its result up, with the nodes that lose one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ __all__ = ["Check", "find_flag"]
 def find_flag(
     view: View, sources: Collection[ir.Value], states: Collection[ir.Value], numbers: Collection[ir.Value]
 ) -> ir.Value | None:
-    """Find the flag that decides about a step: at the root of most conditions, or the last one.
+    """Find the flag that decides on a step: at the root of most conditions, or the last one.
 
-    The `sources` are the values that gradients consist of, the `numbers` the next values of the loss scale's state.
+    The `sources` are the values that gradients are computed from, the `numbers` the next values of the loss scale's
+    state.
     """
     flags: set[ir.Value] = set()
     for node in view.nodes:
@@ -67,7 +68,7 @@ def _root(view: View, flags: Collection[ir.Value], value: ir.Value) -> ir.Value 
 
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:
-    """Yield the condition of a node that selects between a state and something else, or switches an optimizer."""
+    """Yield the condition of a node that selects between a state and another value, or switches an optimizer."""
     if node.op_type in ("Where", "If") and (condition := node.inputs[0]) is not None:
         branches = (source_by_trait(value, Trait.VIEW) for value in node.inputs[1:] if value is not None)
         selects = not is_contradiction(condition) and any(value in states for value in branches)
@@ -82,7 +83,7 @@ def _is_test(node: ir.Node) -> bool:
 
 
 def _is_logic(node: ir.Node, flags: Collection[ir.Value]) -> bool:
-    """Return whether a node computes with flags alone: logic, counting, selecting between constants."""
+    """Return whether a node computes only with flags: logic, counts, selections between constants."""
     if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
         return True
     if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
@@ -95,12 +96,12 @@ class Check:
 
     Attributes:
         value: the result.
-        sources: the values that gradients consist of.
+        sources: the values that gradients are computed from.
         fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
-        sees: for values, the kinds of numbers that the check sees: NaN, infinity, or both.
-        lost: for values that it sees in part, `{NaN or infinity: the node that loses it}`.
-        needed: the values computed for more than the check: the gradients, and the values above them.
-        dependent: the values that depend on the result, itself among them.
+        sees: for values, the kinds of numbers that the check notices: NaN, infinity, or both.
+        lost: for values with a partial check, `{NaN or infinity: the node that loses it}`.
+        needed: the values with other uses than the check: the gradients, and the values above them.
+        dependent: the result, and the values that depend on it.
     """
 
     def __init__(self, view: View, value: ir.Value, sources: Collection[ir.Value]) -> None:
@@ -112,9 +113,9 @@ class Check:
         self.dependent = frozenset(view.descendants([value]))
         self._numbers = self._made_of_flags()
         self.fails_as = self._polarity()
-        # Of a flag, or a number made of flags: the values that mean failure; None where that is not known.
+        # The values of a flag, or a number made of flags, that mean failure; None if unknown.
         self._meanings: dict[ir.Value, set[bool | None]] = {value: {self.fails_as}}
-        # Up from all outputs and in-place updates, and not through the check.
+        # The walk goes up from all outputs and in-place updates, but not through the check.
         ends = [each for each in view.graph.outputs if each is not value]
         ends += [each for node in nodes_with(view.nodes, Trait.ACCUMULATOR) for each in inputs_of(node)]
         self.needed = view.ancestors(ends, stop=lambda each: each is value)
@@ -137,7 +138,7 @@ class Check:
         return self.sees.get(value) == BOTH
 
     def _made_of_flags(self) -> set[ir.Value]:
-        """Return the numbers computed from flags alone, such as the count of those that are true."""
+        """Return the numbers computed from flags alone, such as the count of true ones."""
         found: set[ir.Value] = set()
         for node in self.view.nodes:
             others = [v for v in inputs_of(node) if v not in self.view.flags and v not in found]
@@ -146,11 +147,11 @@ class Check:
         return found
 
     def _flags_of(self, node: ir.Node) -> list[ir.Value]:
-        """Return the operands of a node that are flags, or numbers made of flags."""
+        """Return the operands of a node that are flags, or numbers computed from flags."""
         return [v for v in inputs_of(node) if v in self.view.flags or v in self._numbers]
 
     def _polarity(self) -> bool:
-        """Return the value of the result that means failure, by the tests themselves."""
+        """Return the value of the result that means failure, by the tests."""
         pending: list[tuple[ir.Value, bool]] = [(self.value, True)]
         seen = {self.value}
         while pending:
@@ -171,7 +172,7 @@ class Check:
         return any(value in self._numbers for value in node.inputs)
 
     def _is_negation(self, node: ir.Node) -> bool:
-        """Return whether a node is a negation, or a comparison of a count that is true where nothing is counted."""
+        """Return whether a node is a negation, or a comparison of a count that is true for the count 0."""
         if not is_comparison(node):
             return node.op_type == "Not"
         if node.op_type == "Equal":
@@ -195,9 +196,9 @@ class Check:
                 self._meanings.setdefault(value, set()).update(passed)
         data = node.inputs[0] if has_trait(node, Trait.CAST) and not flags else None
         if data is not None and data in self.sources:
-            self._see(data, NOTHING, dict.fromkeys(BOTH, node))  # a flag of numbers that are not zero, as NaN is
+            self._see(data, NOTHING, dict.fromkeys(BOTH, node))  # a flag of nonzero numbers, such as NaN
         for body in subgraphs(node):
-            # The branches of an If count as a test of the values around them that they read.
+            # The branches of an If count as a test of their captures.
             for value in (v for inner in body for v in inputs_of(inner) if v.graph is not body and v in self.sources):
                 seen = survivors(node, value, BOTH)
                 self._see(value, seen, dict.fromkeys(BOTH - seen, node))
@@ -212,7 +213,7 @@ class Check:
         return len(above) == 2 and all(self.value not in a and not a.isdisjoint(self.sources) for a in above)
 
     def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
-        """Note the coverage of a comparison, which is false for every NaN."""
+        """Record the coverage of a comparison, which is false for every NaN."""
         first, second = node.inputs[0], node.inputs[1]
         if first is None or second is None:
             return

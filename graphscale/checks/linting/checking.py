@@ -1,4 +1,4 @@
-"""Rules on the finite check, and on gradients that become finite on their way to it: GS301 to GS306."""
+"""Rules on the finite check, and on gradients that become finite before it: GS301 to GS306."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
 
 
 def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
-    """Return the gradients that reach an output or state untested: as they are unscaled, or at their ends."""
+    """Return the gradients that reach an output or state untested, after the unscaling or in their last form."""
     unscaled = {} if context.flow is None else context.flow.unscaled
     roots, is_half = [root for root in context.roots if not check.covers(root)], context.half is not None
     origin: dict[ir.Value, ir.Value | None] = {root: root if is_half else None for root in roots}
@@ -53,7 +53,7 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
     for node in context.view.nodes:
         if reads_shape(node):
             continue
-        # A condition that never holds only makes the value wait.
+        # A condition that never holds only delays the value.
         waits = node.op_type == "Where" and is_contradiction(node.inputs[0])
         operands = node.inputs[2:] if waits else context.view.operands(node)
         reached = [operand for operand in operands if operand is not None and operand in origin]
@@ -62,7 +62,8 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
         first = next((source for value in reached if (source := origin[value]) is not None), None)
         if has_trait(node, Trait.EFFECT) and not any(check.covers(value) for value in node.outputs):
             ends[first or reached[-1]] = None
-        # A quotient by the scale is no more doubtful than its dividend, nor a gradient clipped to the scaled threshold.
+        # A quotient by the scale is no more doubtful than its dividend, and neither is a gradient clipped to the scaled
+        # threshold.
         only_scale = all(operand in context.roots and context.carries_scale(operand) for operand in reached)
         is_tested = any(check.covers(operand) for operand in context.view.operands(node))
         for value in node.outputs:
@@ -128,7 +129,7 @@ def _scale_reacts(context: LintContext) -> Iterator[Finding]:
             message = f"{state.value.name!r} is added to, where it should be assigned"
             yield report("GS305", message, state.node, state.value)
     following = scale.nexts[scale.value]
-    # A scale that is chosen where a window of steps begins follows the check of the window before.
+    # A scale chosen at the beginning of a window of steps follows the check of the last window.
     direct = scale.scalars.symbol is scale.value
     if context.window_check is None and direct and following not in check.dependent:
         message = f"{following.name!r} does not depend on {check.value.name!r}"
@@ -142,7 +143,7 @@ def _scale_reacts(context: LintContext) -> Iterator[Finding]:
 
 
 def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set[str] | None:
-    """Return whether the next scale may go "up" or "down" on a step, None if its computation leaves that open."""
+    """Return whether the next scale may go "up" or "down" on a step, None if unknown."""
     found_ways: set[str] = set()
     pending, seen = [following], set[ir.Value]()
     while pending:
@@ -166,7 +167,7 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
 
 @rule("GS306")
 def _hidden(context: LintContext) -> Iterator[Finding]:
-    """Find the nodes that lose NaN or infinity of a gradient before a check sees what they give."""
+    """Find the nodes that lose NaN or infinity of a gradient before a check of their results."""
     if context.check is None or context.flow is None or context.window_check is not None:
         return
     seen = _shown(context, context.check)
@@ -184,7 +185,7 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
             above |= known
             result = NOTHING.union(*(seen.get(output, NOTHING) for output in node.outputs))
             lost = result - survivors(node, value, result, of_all=False) - known
-            # The scale's own values are no gradients, and neither is a sum over all of a tensor.
+            # The scale's own values are no gradients, and neither is a sum over a whole tensor.
             is_own = context.is_bookkeeping(value) or value in context.roots
             if lost and is_float(value) and not is_own and not is_scalar(value):
                 what = f"{' and '.join(sorted(lost))} in {value.name!r}"
@@ -196,7 +197,7 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
 
 
 def _adds_none(context: LintContext, value: ir.Value) -> bool:
-    """Return whether only numbers of a gradient above are not finite: it is a view, a norm, or an optimizer's own."""
+    """Return whether all non-finite numbers are those of a gradient above: in a view, a norm, or an optimizer."""
     node, flow = value.producer(), context.flow
     if node is None or flow is None:
         return False
@@ -209,7 +210,7 @@ def _adds_none(context: LintContext, value: ir.Value) -> bool:
 
 
 def _shown(context: LintContext, check: Check) -> dict[ir.Value, Kinds]:
-    """Return the kinds of numbers that reach a value that the check tests, from wherever they are."""
+    """Return the kinds of numbers that reach a tested value from another value."""
     shown: dict[ir.Value, Kinds] = {}
     for node in reversed(context.view.nodes):
         for value in node.outputs:

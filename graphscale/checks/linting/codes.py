@@ -1,4 +1,4 @@
-"""The codes of lint as data: what each stands for, how bad it is, why it matters and what to do.
+"""The codes of lint as data: title, severity, reason and fix of each.
 
 The documentation's index, the command line and the SARIF output derive from this table.
 """
@@ -35,7 +35,7 @@ class Code:
         severity: error: the step computes something wrong, or can destroy the state; warning: it loses precision or
             protection, or does so under some condition; note: worth knowing.
         title: the defect in a few words.
-        why: why it matters.
+        why: the reason why it matters.
         fix: the repair.
     """
 
@@ -48,12 +48,12 @@ class Code:
 
     @property
     def page(self) -> str:
-        """The page about it, relative to the documentation's root."""
+        """The page of the code, relative to the documentation's root."""
         return f"lint/{self.code}.md"
 
     @property
     def url(self) -> str:
-        """The address of the page about it."""
+        """The address of the code's page."""
         return f"{DOCS_URL}lint/{self.code}/"
 
 
@@ -64,7 +64,7 @@ A share that misses the loss scale is divided by it all the same, and so all but
 Multiply that share by the loss scale as well: every loss that is differentiated has to be scaled.
 
 GS102 warning unprotected-gradient: A part of the backward pass runs without the loss scale
-What is computed without the scale underflows in float16 as if there were no loss scale.
+Gradients computed without the scale underflow in float16 as if there were no loss scale.
 Let the scale enter where the backward pass begins, at the gradient of the loss.
 
 GS103 error scaled-twice: A gradient is multiplied by the loss scale twice
@@ -198,8 +198,8 @@ changed a stored number.
 Scale the original graph again with the policy that is wanted. If the file is to go on with a run, ignore this code.
 
 GS506 note half-of-a-step: This is a half of a split step
-What only both halves show together is not found: a gradient that is given scaled and taken unscaled, a value that \
-neither half has.
+Mistakes that only both halves show together are not found: a gradient that one half returns scaled and the other \
+reads as unscaled, a value that neither half has.
 Lint the step before it is split, and compare the halves with it: graphscale verify STEP GRADS UPDATE.
 
 GS601 warning scale-cast-to-float16: The loss scale is cast to float16

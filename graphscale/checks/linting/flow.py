@@ -1,8 +1,8 @@
-"""The flow of the loss scale through a graph: every value's degree, and the nodes where degrees do not go together.
+"""The flow of the loss scale through a graph: every value's degree, and the nodes with conflicting degrees.
 
-The work goes on behind every fault, with the degree of the larger operand; its consequences are not reported again.
-The bookkeeping of the loss scale (growing the scale, counting good steps,
-1 / scale, a threshold times the scale) is no part of the gradient path.
+The analysis continues behind every fault, with the degree of the larger operand, so that its consequences are not
+reported again. The bookkeeping of the loss scale (growth of the scale, the count of good steps, 1 / scale, a threshold
+times the scale) is no part of the gradient path.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Fault(enum.Enum):
 
 @dataclasses.dataclass(eq=False)
 class Event:
-    """A place where degrees go wrong.
+    """A place with a wrong degree.
 
     Attributes:
-        fault: in which way.
-        node: the node, that in a subgraph itself; None for an output of the graph.
+        fault: the kind of fault.
+        node: the node, also one in a subgraph; None for an output of the graph.
         scaled: the operands that carry the scale.
-        others: those that do not, where that matters.
+        others: the other operands, where they matter.
         degree: the degree of the scaled operands, or of the result.
-        certain: whether it is a fault: a doubtful one becomes certain where its result is of a wrong degree.
+        certain: False for a doubtful fault, which becomes certain if its result has a wrong degree.
     """
 
     fault: Fault
@@ -64,9 +64,9 @@ class Flow:
     """The degrees of all values.
 
     Attributes:
-        degrees: the degrees other than 0 of values that are no bookkeeping, those in subgraphs among them.
-        touched: the values that the loss scale has an effect on, or had before it was divided out.
-        unscaled: the values where the scale comes out: the gradients, each with its node.
+        degrees: the degrees other than 0 of values that are no bookkeeping, subgraphs included.
+        touched: the values with an effect of the loss scale, or a past one, before the division.
+        unscaled: the gradients, as the values where the scale comes out, each with its node.
         events: the defects.
     """
 
@@ -128,14 +128,14 @@ class Flow:
         for value, degree in zip(node.outputs, result, strict=True):
             if degree != 0:
                 self.degrees[value] = degree
-            # Nothing is wrong any more once the scale has come out again.
+            # A doubtful fault ends where the scale has come out again.
             if taint is not None and (degree != 0 or event is not None):
                 self._taint[value] = taint
         if any(degrees) and self._by(node) is not None and self.degree(node.outputs[0]) == 0:
             self.unscaled[node.outputs[0]] = node
 
     def _by(self, node: ir.Node) -> int | None:
-        """Return the index of the operand of a product or quotient that is the scale, or its reciprocal."""
+        """Return the index of the scale, or its reciprocal, among the operands of a product or quotient."""
         scales = (i for i, value in enumerate(node.inputs) if value in self.scalars.multiples)
         return next(scales, None) if _multiplies(node) else None
 
@@ -148,7 +148,7 @@ class Flow:
         data, others = tuple(operands.values()), [degrees[i] or 0 for i in operands]
         if not data or all(self.scalars.is_constant(v) or v in self.scalars.values for v in data):
             return None
-        # A numerator that is the scale divides nothing.
+        # The scale as a numerator does not divide.
         own = degrees[index] or 0
         if degree > 1 and degree > max(others) and (max(others) >= 1 or own > 1):
             return Event(Fault.TWICE, node, data, degree=degree, certain=False)
@@ -167,7 +167,7 @@ class Flow:
         scaled = tuple(v for i in conflict.operands if (v := node.inputs[i]) is not None)
         others = tuple(v for i in conflict.others if (v := node.inputs[i]) is not None)
         is_known = bool(scaled) and all(value in self._taint for value in scaled)
-        # Else it may be an unscaled branch that was divided all the same.
+        # It may also be an unscaled branch with a needless division.
         for value in scaled if is_known else others:
             if value in self._taint:
                 self._taint[value].certain = True
@@ -180,7 +180,8 @@ class Flow:
 
     def _evaluate_bodies(self, node: ir.Node) -> None:
         leaving: list[list[Degree]] = []
-        # A Loop's body has the iteration and the condition before the carried values, and gives the condition first.
+        # A Loop's body has the iteration and the condition before the carried values, and the condition as its first
+        # output.
         first, given = (2, 1) if node.op_type == "Loop" else (0, 0)
         for body in subgraphs(node):
             for i, value in enumerate(body.inputs[first:], first):
@@ -206,7 +207,7 @@ class Flow:
                 else:
                     self._evaluate(inner)
             after = zip(carried, [self.degree(value) for value in body.outputs][given:], strict=False)
-            # The first round that adds to zeros tells their degree.
+            # The first round that adds to zeros decides their degree.
             changed = {v: d for v, d in after if d not in (ZERO, self.degree(v)) and (d or self.degree(v) is ZERO)}
             if not changed:
                 return
@@ -222,16 +223,16 @@ def _multiplies(node: ir.Node) -> bool:
 
 
 class Scalars:
-    """The bookkeeping of a loss scale: values computed from its state, from constants and from flags alone.
+    """The bookkeeping of a loss scale: values computed only from its state, constants and flags.
 
     Attributes:
         symbol: the loss scale: a leaf, or a value computed from leaves.
         leaves: the state of the loss scale, scalars.
         constants: values that depend on no input.
-        values: the bookkeeping values, the leaves among them.
-        degrees: of those that are the scale to a power, times a constant, that power.
-        multiples: those of a degree other than 0.
-        bent: bookkeeping values that depend on the state of the loss scale in another way, such as the next scale.
+        values: the bookkeeping values, including the leaves.
+        degrees: for constants times a power of the scale, that power.
+        multiples: the values of a degree other than 0.
+        bent: bookkeeping values that depend on the state of the loss scale otherwise, such as the next scale.
     """
 
     def __init__(self, view: View, leaves: Iterable[ir.Value], symbol: ir.Value) -> None:
@@ -279,7 +280,7 @@ class Scalars:
 
 
 def _may_be_scalar(value: ir.Value) -> bool:
-    """Return whether a value may hold one number, by its shape or else by the constants that it is computed from."""
+    """Return whether a value may be one number, by its shape, else by its constant operands."""
     if value.shape is not None:
         return is_scalar(value)
     node = value.producer()

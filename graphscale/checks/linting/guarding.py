@@ -33,7 +33,7 @@ def _guards(context: LintContext) -> Iterator[Finding]:
     guards = _Guards(context, context.check, *context.outcomes)
     kept = {state: guards.keeps(state) for state in context.states}
     adjusts = context.scale is not None and context.scale.adjusts
-    # If nothing depends on the check, somebody outside of the graph decides what to do with a step.
+    # If no value depends on the check, the decision on a step is made outside of the graph.
     if adjusts or any(kept.values()) or any(guards.depends(state) for state in context.states):
         found = (guards.never_changes(state) if kept[state] else guards.explain(state) for state in kept)
         yield from (finding for finding in found if finding is not None)
@@ -58,7 +58,7 @@ class _Guards:
         """Return whether a skipped step leaves a state unchanged."""
         outcome = self.bad.of(state.next)
         if state.carry is Carry.ADD:
-            # An accumulator whose buffer itself is tested keeps non-finite numbers.
+            # An accumulator with a tested buffer keeps non-finite numbers.
             is_examined = state.node is not None and not self._tested_later.isdisjoint(state.node.outputs[1:])
             return is_examined or self._adds_nothing(state) or self._only_accumulates
         if state.carry is Carry.OPTIMIZER:
@@ -80,7 +80,7 @@ class _Guards:
 
     @functools.cached_property
     def _only_accumulates(self) -> bool:
-        """True if the graph adds up gradients, unguarded, until its caller resets them, and updates no weight itself.
+        """True if the graph adds up gradients, unguarded, up to a reset by the caller, and updates no weight itself.
 
         The graph that applies the sums tests them: in a training session the optimizer model does.
         """
@@ -93,18 +93,18 @@ class _Guards:
         )
 
     def never_changes(self, state: State) -> Finding | None:
-        """Return the finding on a selection between a state and itself."""
+        """Return the finding on a selection between equal states."""
         value, node = state.value, producer(_viewed(state.next), "Where")
         is_selected = node is not None and state.carry in (Carry.OUTPUT, Carry.WRITE)
         if node is None or not is_selected or self.good.of(state.next) is not value or not self.depends(state):
             return None
-        # A graph that hands a state on has a copy of it to select: no update is lost.
+        # A graph that passes a state on selects its copy: no update is lost.
         if any(branch is not value for branch in node.inputs[1:]) and not self._loses_update(value):
             return None
         return report("GS403", f"{value.name!r} keeps its value whether or not the check holds", node, value)
 
     def _loses_update(self, state: ir.Value) -> bool:
-        """Return whether a value like a state is computed from it, and from gradients, and read by nothing."""
+        """Return whether a value like a state is computed from the state and gradients, but has no readers."""
         alike = (value for value in self._unread if same_type(value, state) and value in self.context.sources)
         return any(state in self.context.view.ancestors([value]) for value in alike)
 
@@ -114,7 +114,7 @@ class _Guards:
         return [value for value in values if not value.uses() and not value.is_graph_output()]
 
     def explain(self, state: State) -> Finding | None:
-        """Return the finding on the guard of a state that is not kept, None if that is right."""
+        """Return the finding on the guard of a state that is not kept, None for a correct one."""
         name, value, new = repr(state.value.name), state.value, state.next
         check = repr(self.check.value.name)
         node = state.node or new.producer()
@@ -139,14 +139,14 @@ class _Guards:
         return report("GS401", f"{name} changes{how} also if {check} fails", node, value)
 
     def _is_own_bookkeeping(self, state: State) -> bool:
-        """Return whether a state counts steps or skips on purpose: a scalar that no weight or moment depends on."""
+        """Return whether a state counts steps or skips on purpose: a scalar without effect on weights and moments."""
         if not self._is_counter(state) or not self.depends(state):
             return False
         reach = self.context.view.descendants([state.value], stop=self._flags)
         return not any(other.next in reach and not is_scalar(other.value) for other in self.context.states)
 
     def _is_record(self, state: State) -> bool:
-        """Return whether a state only keeps what an If measures now and then: nothing is computed from it."""
+        """Return whether a state only keeps measurements of an If, and is no operand of other values."""
         new, nodes = skip_ordering(state.next), {use.node for use in uses_of(state.value)}
         readers = [n for n in nodes if not has_trait(n, Trait.ACCUMULATOR) and skip_ordering(n.outputs[0]) is not new]
         node = new.producer()
@@ -161,7 +161,7 @@ class _Guards:
         return is_number and not self._is_fed(state.next)
 
     def _is_fed(self, value: ir.Value) -> bool:
-        """Return whether numbers computed from gradients flow into a value, other than by way of a condition."""
+        """Return whether numbers computed from gradients flow into a value, except through a condition."""
 
         def operands(value: ir.Value) -> list[ir.Value]:
             node = value.producer()
@@ -176,7 +176,7 @@ class _Guards:
         return any(operand in self.context.sources and not is_of_check(operand) for operand in above)
 
     def _other_select(self, state: State) -> ir.Node | None:
-        """Return a selection between the state and something else that the check does not decide."""
+        """Return a selection between the state and another value, without an effect of the check."""
         value = _viewed(state.next)
         for _ in range(0 if state.carry is Carry.OPTIMIZER else _DEPTH):
             node = producer(value, "Where")
@@ -201,7 +201,7 @@ def _viewed(value: ir.Value) -> ir.Value:
 
 @rule("GS406")
 def _ignored_signals(context: LintContext) -> Iterator[Finding]:
-    """Find, where there is no check, each AdamOptimizer whose update_signal comes from elsewhere."""
+    """Find, without a check, each AdamOptimizer with a foreign update_signal."""
     for node in context.view.nodes if context.check is None else ():
         signal = update_signal(node) if node.op_type == _ADAM else None
         is_output = any(value.is_graph_output() for value in node.outputs)

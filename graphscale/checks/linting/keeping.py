@@ -1,4 +1,4 @@
-"""Rules on how a graph keeps its state, GS501 to GS506; on its first values, GS107; on unexplained state, GS407."""
+"""Rules on the keeping of state, GS501 to GS506; on its first values, GS107; on unexplained state, GS407."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 
 __all__ = ["UNSEEN"]
 
-# The codes that a half of a split step cannot show. The scale enters in one stage, comes out in another, and what they
-# hand on is no state; which state is a weight is for the forward pass to say.
+# The codes that a half of a split step cannot show. The scale enters in one stage, and comes out in another; values
+# between the halves are no state; only the forward pass shows the weights among the state.
 UNSEEN = {"gradients": ["GS3"], "stage": ["GS1", "GS2", "GS3", "GS407"], "update": ["GS602"]}
-# Times this, the smallest float16 number above zero is larger than the largest.
+# The factor from the smallest float16 number above zero to beyond the largest.
 _OVERFLOWS = 2.0**40
-# The counters of telemetry that no other one exceeds, by the one that is not exceeded.
+# Bounds of telemetry's counters by others, `{counter: bound}`.
 _BOUNDS = {"skipped_steps": "steps", "last_skip_step": "steps", "consecutive_skips": "skipped_steps"}
 
 
@@ -57,7 +57,7 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     if stamp is None or _is_other_part(context):
         return
     outputs = {value.name for value in view.graph.outputs}
-    # Of the values that are named, each half has some.
+    # Each half has some of the named values.
     named = [] if context.half else [name for name in stamp.names.values() if name]
     missing = [name for name in [*named, *stamp.state] if name not in view.values]
     missing += [name for name in stamp.state.values() if name not in outputs]
@@ -84,14 +84,14 @@ def _half(context: LintContext) -> Iterator[Finding]:
 
 
 def _is_other_part(context: LintContext) -> bool:
-    """Return whether a model has nothing that the metadata name: the models of an artifact folder share one stamp."""
+    """Return whether a model has none of the named values: the models of an artifact folder share one stamp."""
     stamp = context.stamp
     return stamp is None or (not stamp.state and context.view.values.keys().isdisjoint(stamp.names.values()))
 
 
 @rule("GS407")
 def _unexplained(context: LintContext) -> Iterator[Finding]:
-    """Find state that was added to a scaled graph: neither the metadata nor the roles in its report have it."""
+    """Find state added to a scaled graph: state that neither the metadata nor the roles in its report have."""
     if context.stamp is None or _is_other_part(context):
         return
     report_of, graph = context.stamp.report, context.view.graph
@@ -110,7 +110,7 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
             free.discard(state)
             yield _describe_state(context, f"output {output.name!r} may be the next value of", output, state)
     accumulators = set(report_of.get("accumulators", ()))
-    # Without a check no step is skipped: the statistics that the original writes need no guard.
+    # Without a check, no step is skipped: the original's statistics need no guard.
     for node in () if context.check is None else graph.all_nodes():
         for value in _written(node):
             if value.name not in carried and node_name(node) not in accumulators and is_source(value):
@@ -125,7 +125,7 @@ def _describe_state(context: LintContext, message: str, following: ir.Value, sta
 
 
 def _written(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the inputs that a node writes in place, as far as its operator says so."""
+    """Yield the inputs that a node writes in place, by its operator."""
     optimizer = optimizer_of(node)
     indices = [0] if has_trait(node, Trait.ACCUMULATOR) else [*written_inputs(node)]
     if optimizer is not None and optimizer.inputs:
@@ -134,7 +134,7 @@ def _written(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
-    """Return the state that a graph carries through an output, and that its metadata do not name."""
+    """Return the state that a graph carries through an output without a name in the metadata."""
     check, graph = context.check, context.view.graph
     in_place = {node.inputs[0] for node in nodes_with(graph, Trait.ACCUMULATOR)}
     own = () if context.scale is None else context.scale.scalars.leaves
@@ -149,7 +149,7 @@ def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Va
 
 
 def _policy(context: LintContext) -> LossScale | None:
-    """Return the policy that the metadata name, None without one."""
+    """Return the policy in the metadata, or None."""
     try:
         return None if context.stamp is None else get_policy(context.stamp.policy)
     except InvalidLossScaleError:

@@ -1,4 +1,4 @@
-"""The facts about a model that the rules of lint share, each found once."""
+"""The shared facts of lint's rules about a model, each found once."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class LintContext:
     Attributes:
         model: it.
         view: its main graph.
-        stamp: graphscale's own metadata, if there are any.
-        half: of a half of a split step, which one: "gradients", a "stage" of several that give them, or "update".
-        named: the values that these name, by role.
-        states: the carried state, that of the loss scale not among it.
+        stamp: graphscale's own metadata, if any.
+        half: the half of a split step: "gradients", a "stage" of several for them, or "update"; else None.
+        named: the values in the metadata, by role.
+        states: the carried state, without that of the loss scale.
         scale_states: the state of the loss scale.
         scale: the loss scale, or None.
         nexts: the next values of its state.
         flow: the flow of the scale; None without one.
-        exempt: the values that may carry the scale where they leave the graph.
+        exempt: the values that may carry the scale as outputs.
         roots: origins of gradients: the scale; without one, results of backward contractions, or inputs.
-        sources: values that depend on these.
+        sources: values that depend on the roots.
         check: the finite check, or None.
-        window_check: the check of the accumulated gradients, where the scale follows that one instead.
+        window_check: the check of the accumulated gradients, if the scale follows it instead.
     """
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
@@ -57,7 +57,7 @@ class LintContext:
         self.stamp = None if scaled is None else scaled.stamp
         self.half, cut = _read_half(model, name)
         self.named = named = {} if scaled is None else scaled.named
-        # The rest of the loss scale's state: the counts of its policy and of telemetry.
+        # Further state of the loss scale: the counts of its policy and of telemetry.
         counts = [value for role, value in named.items() if role not in ("loss", "loss_scale", *OUTPUTS)]
         self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.view.graph, set())
         not_states = [named[role] for role in ("loss", "all_finite") if role in named]
@@ -70,18 +70,18 @@ class LintContext:
         own = {*self.nexts, *(() if self.scale is None else counts)}
         self.states = [state for state in found if state.value not in own]
         self.scale_states = [state for state in found if state.value in own]
-        # Outputs that may carry the scale: its next values, and the scaled loss where it is called that.
+        # Outputs that may carry the scale: its next values, and an output with the name of the scaled loss.
         self.exempt = {v for v in self.view.graph.outputs if v.name and v.name.startswith("scaled_loss")}
         self.exempt.update(self.nexts.values())
         self.flow = None if self.scale is None else Flow(self.view, self.scale.scalars, self.exempt)
-        # Into the second half gradients come unscaled: as inputs, or taken out of buckets.
+        # Gradients enter the second half unscaled, as inputs, or in buckets.
         reduced = {v for g in cut for end in ("", ".reduced") if (v := self.view.values.get(f"{g}{end}")) is not None}
         self.roots = reduced or self._find_roots()
         in_flow = self.flow.touched if self.flow and not reduced else None
         self.sources = self.view.descendants(self.roots, shapes=False) if in_flow is None else in_flow
         numbers = self.nexts.values()
         self.check = self.window_check = None
-        # With a fixed scale a step that has a loss has a check only if it is named, whatever it compares itself.
+        # With a fixed scale, a step with a loss has a check only by the metadata, not by its own comparisons.
         is_fixed = self.stamp is not None and self.stamp.policy["class_name"] == FixedLossScale.__name__
         is_first = self.half in ("gradients", "stage")
         if not is_first and (not is_fixed or "all_finite" in named or "loss" not in named):
@@ -102,22 +102,22 @@ class LintContext:
         return self.flow is not None and self.flow.degree(value) not in (0, ZERO)
 
     def has_gradients_in(self, dtype: ir.DataType) -> bool:
-        """Return whether a value that is multiplied by the loss scale is of a type."""
+        """Return whether a multiple of the loss scale has a type."""
         touched = () if self.flow is None else self.flow.touched
         return any(self.dtype(value) is dtype and self.carries_scale(value) for value in touched)
 
     def is_bookkeeping(self, value: ir.Value) -> bool:
-        """Return whether a value is computed from the state of the loss scale, from constants and flags alone."""
+        """Return whether a value is computed only from the state of the loss scale, constants and flags."""
         return self.scale is not None and value in self.scale.scalars.values
 
     @functools.cached_property
     def topology(self) -> Topology | None:
-        """Forward and backward; None where no loss was found."""
+        """The forward and the backward part; None without a loss."""
         loss = self._find_loss() if self._losses else None
         return None if loss is None else Topology(self.view.graph, loss)
 
     def _find_loss(self) -> ir.Value | None:
-        """Return the loss: of the metadata, or of the analysis, or a scalar output that the scale does not reach."""
+        """Return the loss: that of the metadata or of the analysis, or an unscaled scalar output."""
         if self.stamp is None and self.flow is None:
             try:
                 return analyse(self.view.graph, NO_HINTS.stated_by(self.model), asking=False).loss
@@ -128,7 +128,7 @@ class LintContext:
 
     @functools.cached_property
     def backward_operators(self) -> list[ir.Node]:
-        """The nodes of the backward pass that sum products or take a cotangent, and read the forward pass."""
+        """The nodes of the backward pass that sum products or read a cotangent, with operands of the forward pass."""
         if (topology := self.topology) is None:
             return []
         nodes = (node for node in topology.nodes if node in topology.backward and node in topology.propagating)
@@ -144,7 +144,7 @@ class LintContext:
 
     @functools.cached_property
     def outcomes(self) -> tuple[Outcomes, Outcomes] | None:
-        """The steps on which the check holds, and fails; None without a check."""
+        """The outcomes of a step if the check holds, and if it fails; None without a check."""
         if self.check is None:
             return None
         value, fails_as = self.check.value, self.check.fails_as
@@ -153,7 +153,7 @@ class LintContext:
     def _find_roots(self) -> set[ir.Value]:
         if self.scale is not None:
             return self.scale.scalars.multiples
-        # A graph without a loss scale may have to do with one if it tests for finiteness, or has a small type.
+        # A graph without a loss scale may be meant for one if it has a finite check or a small type.
         is_tested = any(has_trait(node, Trait.FINITENESS_TEST) for node in self.view.nodes)
         is_small = not {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}.isdisjoint(self.view.dtypes.values())
         if (is_tested or is_small) and self.topology is not None:
@@ -161,7 +161,7 @@ class LintContext:
         return self._gradient_inputs()
 
     def _gradient_inputs(self) -> set[ir.Value]:
-        """Return the gradients that an optimizer model is fed."""
+        """Return the gradients among the inputs of an optimizer model."""
         optimizers = ((node, optimizer_of(node)) for node in self.view.nodes)
         places = [(node, roles.inputs.index("gradients")) for node, roles in optimizers if roles and roles.inputs]
         gradients = [input_at(node, index) for node, index in places]
@@ -170,7 +170,7 @@ class LintContext:
 
 
 def _read_half(model: ir.Model, name: str) -> tuple[str | None, tuple[str, ...]]:
-    """Return which half of a split step a model is, None for a whole one; and the gradients that the second one takes.
+    """Return a model's half of a split step, None for a whole one, and the gradients among the second half's inputs.
 
     Raises:
         ModelFileError: the metadata of the half are damaged.
@@ -188,12 +188,12 @@ def _read_half(model: ir.Model, name: str) -> tuple[str | None, tuple[str, ...]]
 
 Find = Callable[[LintContext], Iterable[Finding]]
 
-# The rules, in the order in which their modules are imported: the codes of findings, and the function that finds them.
+# The rules, in the order of their modules' imports: the codes of findings, and the function that finds them.
 RULES: list[tuple[tuple[str, ...], Find]] = []
 
 
 def rule(*codes: str) -> Callable[[Find], Find]:
-    """Make a rule of a function, with the codes of its findings."""
+    """Register a function as a rule, with the codes of its findings."""
 
     def add(find: Find) -> Find:
         RULES.append((codes, find))

@@ -19,13 +19,13 @@ __all__ = ["Finding", "LintReport", "report"]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or doubtful, in a graph.
+    """A certain or doubtful mistake in a graph.
 
     Attributes:
         code: the stable code, such as `GS201`; `graphscale.checks.linting.codes.CODES` says what it stands for.
         message: the defect, with the names of nodes and values; one sentence.
-        node: the name of the node where it shows; None where it is a matter of a value alone.
-        value: the name of the value that it is about, if there is one.
+        node: the name of the node; None for a finding on a value alone.
+        value: the name of the value, if any.
     """
 
     code: str
@@ -40,7 +40,7 @@ class Finding:
 
     @property
     def why(self) -> str:
-        """The harm that it does."""
+        """The harm of the mistake."""
         return CODES[self.code].why
 
     @property
@@ -61,10 +61,10 @@ class LintReport(Summary):
 
     Attributes:
         findings: in graph order, errors, warnings and notes alike.
-        loss_scale: the name of the loss scale; None if none was found.
-        check: the name of the finite check's result; None if none was found.
+        loss_scale: the name of the loss scale, or None.
+        check: the name of the finite check's result, or None.
         states: number of carried states, without those of the loss scale.
-        gradients: number of values that are unscaled, that is, divided by the loss scale.
+        gradients: number of values that are divided by the loss scale.
         nodes: number of nodes of the main graph.
     """
 
@@ -89,7 +89,7 @@ class LintReport(Summary):
         return all(finding.severity == "note" for finding in self.findings)
 
     def count(self, severity: Severity) -> int:
-        """Count the findings of this severity."""
+        """Count the findings of a severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""lint: look at a training graph, and say what is wrong with its loss scaling."""
+"""lint: find mistakes in the loss scaling of a training graph."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["RULES", "lint"]
 def lint(
     model: Model, *, scale: str | None = None, select: Sequence[str] = (), ignore: Sequence[str] = ()
 ) -> LintReport:
-    """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
+    """Find mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
 
     The graph is not changed, and no weight is read.
 
@@ -51,14 +51,14 @@ def lint(
 
     Raises:
         LintError: a code does not exist, or the model is an inference graph.
-        LossError: the value named as the loss scale does not exist, or is no scalar.
+        LossError: the named loss scale does not exist, or is no scalar.
         ModelFileError: the model cannot be read, is damaged, or is not in topological order.
         UnsupportedModelError: the model carries `training_info` that is more than bindings of its graph.
     """
     chosen = {code for prefix in select for code in _matching(prefix)} if select else set(CODES)
     chosen -= {code for prefix in ignore for code in _matching(prefix)}
     work, name = model, "the model"
-    # A copy is needed only where something that hides the gradient path is to be replaced.
+    # A copy is needed only to replace nodes that hide the gradient path.
     if not isinstance(work, ir.Model) or needs_preparation(work):
         work, name = open_copy(model)
     nodes = len(work.graph)
@@ -67,7 +67,7 @@ def lint(
         work, found = _read_lowered(work, name)
     if needs_preparation(work):
         prepare(work)
-    is_empty.cache_clear()  # the graph may have changed since
+    is_empty.cache_clear()  # the graph may have changed since its lowering
     report_stage("looking for the loss scale and the carried state")
     context = LintContext(work, name, scale)
     if context.is_inference:

@@ -19,14 +19,14 @@ __all__: list[str] = []
 _HALF, _BRAIN = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 _SMALL: dict[ir.DataType | None, str] = {_HALF: "float16", _BRAIN: "bfloat16"}
 _LARGEST = 65504
-# The coefficient of the old value from which on a state is a running sum, and no average.
+# The least coefficient of the old value in a running sum, above that in an average.
 _SUM = 0.9999
 
 
 @rule("GS601", "GS604")
 def _small_scale(context: LintContext) -> Iterator[Finding]:
     number = None if context.scale is None else constant_number(context.scale.value)
-    # A small constant loses nothing in float16.
+    # A small constant is exact in float16.
     if context.scale is None or (number is not None and number <= _LARGEST):
         return
     scalars = context.scale.scalars
@@ -41,7 +41,7 @@ def _small_scale(context: LintContext) -> Iterator[Finding]:
 
 
 def _is_power(context: LintContext, value: ir.Value) -> bool:
-    """Return whether a value is the scale itself, or its reciprocal; a product with a number of its own is a seed."""
+    """Return whether a value is the scale itself, or its reciprocal; a product with another number is a seed."""
     assert context.scale is not None
     scalars = context.scale.scalars
 
@@ -80,7 +80,7 @@ def _is_sum_of_gradients(context: LintContext, state: State) -> bool:
 
 
 def _unguarded(state: State) -> ir.Value:
-    """Return the next value of a state without its guards, which hold the old one."""
+    """Return the next value of a state, past its guards, which contain the old value."""
 
     def selected(node: ir.Node) -> ir.Value | None:
         new = [value for value in inputs_of(node)[1:] if value is not state.value]
@@ -90,7 +90,7 @@ def _unguarded(state: State) -> ir.Value:
 
 
 def _is_rounded_copy(context: LintContext, state: State) -> bool:
-    """Return whether a state is rounded anew on each step, from masters of a wider type, and has no share in itself."""
+    """Return whether a state is rounded on each step from masters of a wider type, without a share of its old value."""
     value = _unguarded(state)
     is_rounded = context.dtype(source_by_trait(value, Trait.VIEW)) not in _SMALL
     return is_rounded and state.value not in find_coefficients(value, {state.value}, least=0)

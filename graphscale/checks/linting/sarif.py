@@ -1,4 +1,4 @@
-"""Findings in SARIF 2.1.0, the format that CI systems show beside the code (OASIS standard, sections as cited)."""
+"""Findings in SARIF 2.1.0, the format of CI systems for notes beside the code (OASIS standard, sections as cited)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finding the loss scale of a graph: by its metadata, by its name, or by what is done with it.
+"""The search for the loss scale of a graph: by its metadata, its name, or its uses.
 
-By hand, a loss scale is a scalar that multiplies a value, and by which something behind that value is divided, while
-the loss does not depend on it.
+A loss scale by hand is a scalar that multiplies a value, and divides another value behind it, without effect on the
+loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Scale", "find_named_scale", "find_scale"]
 
-# Candidates that are looked at closely, the most promising first.
+# Number of candidates for a close look, the most promising first.
 _CANDIDATES = 8
 
 
@@ -34,8 +34,8 @@ class Scale:
     """The loss scale of a graph.
 
     Attributes:
-        value: the loss scale that is carried, fed or held by an initializer.
-        scalars: the bookkeeping, whose symbol is what multiplies and divides: `value`, or one computed from it.
+        value: the loss scale: carried, fed or an initializer.
+        scalars: the bookkeeping; its symbol is the factor and divisor: `value`, or one computed from it.
         nexts: the next values of the state of the loss scale, `{state: next value}`; none for a fixed scale.
     """
 
@@ -53,7 +53,7 @@ def find_named_scale(view: View, name: str) -> ir.Value:
     """Find the value that the user named as the loss scale.
 
     Raises:
-        LossError: it does not exist, or is no floating-point scalar.
+        LossError: the value does not exist, or is no floating-point scalar.
     """
     value = view.values.get(name)
     if value is None:
@@ -68,12 +68,12 @@ def find_scale(
 ) -> Scale | None:
     """Find the loss scale.
 
-    It may be `given`, where the metadata or the user name it, and by the metadata the rest of its state (`roles`).
+    The metadata or the user may name it (`given`), and the metadata the rest of its state (`roles`).
     """
     nexts = {state.value: state.next for state in states}
     if given is not None:
         return _complete(view, given, roles, nexts)
-    # The most likely first: what multiplies something, is no constant, and divides much.
+    # The likeliest first: values that are factors, no constants, and divide many others.
     found = sorted(_candidates(view), key=lambda c: (constant_tensor(c.leaf) is not None, -len(c.divisions)))
     for candidate in sorted(found, key=lambda c: not c.products)[:_CANDIDATES]:
         if not candidate.products:
@@ -110,7 +110,7 @@ def _complete(
 
 
 def _effective(view: View, scalars: Scalars) -> ir.Value | None:
-    """Return the value chosen from the scale's state that data is multiplied by, None if it is the scale itself."""
+    """Return the value, chosen from the scale's state, that multiplies data; None if it is the scale itself."""
     counts: Counter[ir.Value] = Counter()
     for node in view.nodes:
         rule = rule_of(node)
@@ -125,7 +125,7 @@ def _effective(view: View, scalars: Scalars) -> ir.Value | None:
 
 
 def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
-    """Yield the scalars that a next scale is computed from, not looking into the finite check."""
+    """Yield the scalars that a next scale is computed from, without those of the finite check."""
 
     def may_be_scalar(value: ir.Value) -> bool:
         return value.shape is None or is_scalar(value)
@@ -141,7 +141,7 @@ def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A scalar, or one computed from it alone such as a power of two, with what it multiplies and divides."""
+    """A scalar, or one computed from it alone, such as a power of two, with its products and quotients."""
 
     leaf: ir.Value
     symbol: ir.Value
@@ -163,8 +163,8 @@ def _candidates(view: View) -> Iterator[_Candidate]:
 
 
 def _is_tested(view: View, following: ir.Value | None) -> bool:
-    """Return whether a scalar's next value depends on a test for finiteness: a loss scale that multiplies nothing."""
-    # A flag that is never true only makes a write wait.
+    """Return whether a scalar's next value depends on a test for finiteness: a loss scale without products."""
+    # A flag that is never true only delays a write.
     above = () if following is None else view.ancestors([following], stop=is_contradiction)
     return any(has_trait(node, Trait.FINITENESS_TEST) for node in producers_of(above))
 

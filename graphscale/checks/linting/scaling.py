@@ -1,4 +1,4 @@
-"""Rules on where the scale enters: GS101 to GS106; and what the flow of degrees finds on the way, GS201 to GS206."""
+"""Rules on the places where the scale enters, GS101 to GS106, and on the flow of degrees, GS201 to GS206."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _explain(context: LintContext, event: Event) -> tuple[str, str, ir.Value | N
     if is_nonlinear:
         return "GS205", f"{operator} reads {carried}, and is not linear", value
     message = f"{operator} of {carried}, and {_names(event.others)}"
-    # A constant, or bookkeeping, rather than a weight or a moment.
+    # A constant or bookkeeping, not a weight or a moment.
     is_bound = all(scalars.is_constant(other) or other in scalars.values for other in event.others)
     if is_threshold or is_bound:
         return "GS205", f"{message}, which does not: a threshold or a constant meets a scaled gradient", value
@@ -95,7 +95,7 @@ def _explain_output(context: LintContext, event: Event) -> tuple[str, str, ir.Va
 
 
 def _misses_scale(context: LintContext, value: ir.Value) -> bool:
-    """Return whether a value is a share of a gradient that the scale never reached."""
+    """Return whether a value is a term of a gradient that the scale never reached."""
     topology, flow = context.topology, context.flow
     if topology is None or flow is None or value in flow.touched:
         return False
@@ -103,7 +103,7 @@ def _misses_scale(context: LintContext, value: ir.Value) -> bool:
 
 
 def _is_scaled_loss(context: LintContext, value: ir.Value) -> bool:
-    """Return whether a value is a scalar that the scale had no effect on, times the scale."""
+    """Return whether a value is the scale times a scalar without an effect of the scale."""
     flow = context.flow
     assert flow is not None and context.scale is not None
     node = source_by_trait(value, Trait.VIEW).producer()
@@ -132,9 +132,9 @@ def _unprotected(context: LintContext) -> Iterator[Finding]:
 
 
 def _is_covered(context: LintContext) -> bool:
-    """Return whether as many contractions carry the scale as the report of the scaling counts.
+    """Return whether the contractions that carry the scale are as many as in the report of the scaling.
 
-    Others, which it names with a warning, may change state without a gradient: a codebook, a memory, a second pass.
+    Others, in a warning of the report, may change state without a gradient: a codebook, a memory, a second pass.
     """
     report = {} if context.stamp is None else context.stamp.report
     if not report.get("contractions"):
@@ -156,7 +156,7 @@ def _float16_without_scale(context: LintContext) -> Iterator[Finding]:
 
 
 def _is_float16(context: LintContext, node: ir.Node) -> bool:
-    """Return whether a node's result is of float16, or, where float16 is emulated, rounded to it at once."""
+    """Return whether a node's result is float16, or, in emulation, immediately rounded to it."""
     uses = (use for value in node.outputs for use in value.uses())
     rounded = (use.node.outputs[0] for use in uses if use.node.op_type == "Cast")
     return any(context.dtype(value) is ir.DataType.FLOAT16 for value in (*node.outputs, *rounded))

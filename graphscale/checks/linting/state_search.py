@@ -1,4 +1,4 @@
-"""The state that a graph carries from step to step: through outputs, or written in place."""
+"""The state that a graph carries from step to step, through outputs or in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
 __all__ = ["Carry", "State", "find_states", "held_state"]
 
-# An update rule has fewer values than this.
+# More values than an update rule has.
 _BOOKKEEPING = 200
 
 
@@ -37,9 +37,9 @@ class State:
     """A piece of carried state.
 
     Attributes:
-        value: its present value: a graph input or an initializer; for a sequence of weights the sequence.
-        next: the value that becomes the next one, or is added.
-        carry: the way it is carried.
+        value: its present value: a graph input or an initializer, or the sequence for a sequence of weights.
+        next: the next value, or the added one.
+        carry: the way of carrying.
         node: the operator that writes in place; None for an output.
     """
 
@@ -57,8 +57,8 @@ def find_states(
     Args:
         view: the graph.
         stamped: the names of the states with their next values, in a graph that graphscale scaled; None for others,
-            whose outputs are paired with the inputs, and the weights among the initializers, that they hold with a
-            coefficient of at least 0.5, as `analysis.updates` does.
+            whose outputs are paired with inputs and weights in them with a coefficient of at least 0.5, as in
+            `analysis.updates`.
         not_states: outputs that are no state: the loss, the finite check.
         losses: the outputs that could be the loss.
     """
@@ -88,7 +88,7 @@ def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
 
 
 def _without_constants(view: View, states: list[State], losses: Collection[ir.Value]) -> list[State]:
-    """Drop initializers that are no inputs, unless a loss depends on one of them: a gradient may hold a constant."""
+    """Drop initializers that are no inputs, unless a loss depends on one: a gradient may contain a constant."""
     weights = {state.value for state in states if not state.value.is_graph_input() and not is_scalar(state.value)}
     if not weights or not weights.isdisjoint(view.ancestors(losses)):
         return states
@@ -96,21 +96,21 @@ def _without_constants(view: View, states: list[State], losses: Collection[ir.Va
 
 
 def held_state(output: ir.Value, states: Collection[ir.Value]) -> ir.Value | None:
-    """Return the state that an output holds with the largest coefficient, of at least 0.5."""
+    """Return the state with the largest coefficient in an output, of at least 0.5."""
     coefficients = find_coefficients(output, states) if states else {}
     near = {v: c for v, c in coefficients.items() if c >= NEXT_STATE and same_type(output, v)}
     return max(near, key=lambda value: near[value], default=None)
 
 
 def _is_like_state(value: ir.Value) -> bool:
-    """Return whether a number is selected or counted up, and computed with: a constant is rarely all of that."""
+    """Return whether a number is selected or counted up, and an operand: a constant is rarely both."""
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     kept = any(op == "Add" or (op == "Where" and index > 0) for op, index in uses)
     return kept and any(op not in ("Where", "Identity") for op, _ in uses)
 
 
 def _depends_on_constants(view: View, output: ir.Value) -> bool:
-    """Return whether a scalar is computed from constants alone, by way of flags that may depend on anything."""
+    """Return whether a scalar is computed from constants alone, through flags with any operands."""
 
     def operands(value: ir.Value) -> list[ir.Value]:
         node = value.producer()

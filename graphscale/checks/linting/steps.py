@@ -1,7 +1,7 @@
 """The effect of a step on each value if the finite check holds, and if it fails: a small abstract interpretation.
 
-With the check's result known, selections are decided, flags and counts become numbers, and what is added to a zero is
-itself: so that a guard is recognized by what it does, in whichever way it is written.
+With a known result of the check, selections are decided, flags and counts become numbers, and a sum with zero is its
+other operand. So a guard is recognized by its effect, in any form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graphscale.operators import FIRST, Optimizer, Trait, has_trait, optimizer_o
 
 __all__ = ["Outcomes"]
 
-# A known value: a flag, or a number, in all of its elements; or the same as some value of the graph.
+# A known value: a flag, or a number, equal in all elements; or a value of the graph that it equals.
 Outcome = bool | int | ir.Value
 
 
@@ -28,7 +28,7 @@ class Outcomes:
         view: the graph.
         check: the check's result.
         holds: its value on the step.
-        risky: values that may not be finite on a step that is skipped; zero times one of these is not zero.
+        risky: values that may be non-finite on a skipped step; zero times one of these is not zero.
 
     Attributes:
         products: the products of a zero with a risky value.
@@ -118,7 +118,7 @@ class Outcomes:
         if is_contradiction(node.outputs[0]):
             return False
         unknown = next(value for value, outcome in zip(values, known, strict=True) if not isinstance(outcome, bool))
-        # A policy may accept a step that is stuck at the lowest scale: the check decides otherwise.
+        # A policy may accept a step that is stuck at the lowest scale; otherwise the check decides.
         overridden = flags and unknown in self._dependent
         return (not decides) if overridden else self.of(unknown) if flags else None
 

@@ -1,4 +1,4 @@
-"""The fate of NaN and infinity in a node: of an operand's numbers that are not finite, those that its result shows."""
+"""The fate of NaN and infinity in a node: the non-finite numbers of an operand that its result shows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAN, INF = "NaN", "infinity"
 BOTH: Kinds = frozenset({NAN, INF})
 NOTHING: Kinds = frozenset()
 
-# Types with infinity and NaN; a float8 has neither infinity, or loses it where a cast saturates.
+# Types with infinity and NaN; a float8 has no infinity, or loses it in a saturating cast.
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 _QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 _NONNEGATIVE = {"Abs", "Exp", "Sqrt", "Relu", "Sigmoid", "Softmax", "ReduceL1", "ReduceL2", "ReduceSumSquare"}
@@ -44,8 +44,8 @@ def survivors(node: ir.Node, value: ir.Value, kinds: Kinds, *, of_all: bool = Tr
     Args:
         node: the node.
         value: the operand.
-        kinds: those of NaN and infinity that are seen in its results.
-        of_all: asking of each element of the operand; else of those alone that the node passes on.
+        kinds: the kinds, NaN and infinity, that are noticed in its results.
+        of_all: True for all elements of the operand; else only for those that the node passes on.
     """
     rule = rule_of(node)
     if not kinds or is_empty(node):
@@ -71,12 +71,12 @@ def survivors(node: ir.Node, value: ir.Value, kinds: Kinds, *, of_all: bool = Tr
 
 
 def is_hiding(node: ir.Node) -> bool:
-    """Return whether a node that loses a number converts or replaces it, rather than bounding or comparing it."""
+    """Return whether a node that loses a number converts or replaces it, instead of bounding or comparing it."""
     return has_trait(node, Trait.CAST) or node.op_type in (*_QUANTIZING, "Where") or any(subgraphs(node))
 
 
 def kinds_of_test(node: ir.Node) -> Kinds:
-    """Return the kinds of numbers that a test for finiteness sees."""
+    """Return the kinds of numbers that a test for finiteness notices."""
     if node.op_type != "IsInf":
         return frozenset({NAN}) if node.op_type == "IsNaN" else BOTH
     both_signs = attribute(node, "detect_positive", 1) and attribute(node, "detect_negative", 1)
@@ -84,18 +84,18 @@ def kinds_of_test(node: ir.Node) -> Kinds:
 
 
 def is_infinite(constant: ir.Value, size: ir.Value) -> bool:
-    """Return whether a value is the constant infinity, and another a size that may equal it."""
+    """Return whether a value is the constant infinity, and another value a magnitude that may equal it."""
     return constant_number(constant) == float("inf") and _is_nonnegative(size)
 
 
-@functools.lru_cache(maxsize=64)  # a walk asks for each operand of a node; lint clears it
+@functools.lru_cache(maxsize=64)  # walks call this for each operand of a node; lint clears the cache
 def is_empty(node: ir.Node) -> bool:
-    """Return whether a node keeps no element: it repeats zero times, or an axis of its result has the length 0."""
+    """Return whether a node's result has no elements: zero repeats, or an axis of length 0."""
     if any(value.shape is not None and 0 in value.shape.dims for value in node.outputs):
         return True
     if node.op_type in ("Tile", "Expand", "ConstantOfShape"):
         counts = constant_tensor(node.inputs[-1])
-        if counts is None:  # A number that is fed may be zero.
+        if counts is None:  # A fed number may be zero.
             leaves = _above(node.inputs[-1]) if node.op_type == "Tile" else ()
             return any(leaf.is_graph_input() and leaf.dtype is ir.DataType.INT64 for leaf in leaves)
         return counts.size < _DEPTH and bool((counts.numpy() == 0).any())
@@ -117,7 +117,7 @@ def _converted(node: ir.Node, kinds: Kinds) -> Kinds:
         return NOTHING
     if attribute(node, "saturate", 1):
         return kinds - {INF}
-    return kinds if to is ir.DataType.FLOAT8E5M2 or NAN not in kinds else BOTH  # the others have NaN alone
+    return kinds if to is ir.DataType.FLOAT8E5M2 or NAN not in kinds else BOTH  # the others have only NaN
 
 
 def _target(node: ir.Node) -> ir.DataType | None:
@@ -138,7 +138,7 @@ def _dtype(value: ir.Value | None) -> ir.DataType | None:
 
 
 def _selected(node: ir.Node, value: ir.Value, kinds: Kinds, of_all: bool) -> Kinds:
-    """Return the kinds that survive a selection: none where the number itself decides, and another replaces it."""
+    """Return the kinds that survive a selection: none if the number itself decides, and another replaces it."""
     condition, *branches = node.inputs
     if value is condition or condition is None:
         return kinds
@@ -157,7 +157,7 @@ def _selected(node: ir.Node, value: ir.Value, kinds: Kinds, of_all: bool) -> Kin
 
 
 def _above(value: ir.Value | None) -> set[ir.Value]:
-    """Return the nearest values that a value depends on, itself among them."""
+    """Return a value, and the nearest values above it."""
 
     def operands(value: ir.Value) -> list[ir.Value]:
         node = value.producer()
@@ -196,7 +196,7 @@ def _is_nonnegative(value: ir.Value) -> bool:
 
 
 def _seen_in_bodies(node: ir.Node, value: ir.Value) -> Kinds:
-    """Return the kinds of a value that the bodies of a node see, which read it or get it as an input."""
+    """Return the kinds of a value that the bodies of a node notice, as a capture or an input."""
     seen = []
     for body in subgraphs(node):
         if any(use.node.graph is body for use in value.uses()) or any(value is output for output in body.outputs):

@@ -1,4 +1,4 @@
-"""A graph to look at: its nodes in order, what each reads, small tensors; no weight is ever read."""
+"""A view of a graph: its nodes in order, their operands, small tensors; weights are never read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class View:
         nodes: its nodes in order.
 
     Raises:
-        ModelFileError: a node reads what nothing computes, or what is computed later.
+        ModelFileError: an operand of a node is never computed, or later.
     """
 
     def __init__(self, model: ir.Model, name: str) -> None:
@@ -42,7 +42,7 @@ class View:
         return frozenset(value for value, dtype in self.dtypes.items() if dtype is ir.DataType.BOOL)
 
     def leaves(self) -> list[ir.Value]:
-        """Return the graph's inputs, and the initializers that are none."""
+        """Return the graph's inputs, and the initializers that are no inputs."""
         return [*self.graph.inputs, *(v for v in self.graph.initializers.values() if not v.is_graph_input())]
 
     @functools.cached_property
@@ -53,19 +53,19 @@ class View:
     def descendants(
         self, values: Iterable[ir.Value], *, stop: Collection[ir.Value] = (), shapes: bool = True
     ) -> set[ir.Value]:
-        """Return the values that depend on one of these, themselves included.
+        """Return some values and their descendants.
 
         Args:
-            values: values to begin with.
-            stop: values that are not found, and not gone through.
-            shapes: whether what depends on a value's shape alone depends on it.
+            values: the first values.
+            stop: values to leave out, with the paths through them.
+            shapes: True if readers of a value's shape depend on the value.
         """
         nodes = [node for node in self.nodes if shapes or not reads_shape(node)]
         results = None if not stop else lambda node: [value for value in node.outputs if value not in stop]
         return descendants(nodes, values, operands=self.operands, results=results)
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Value], bool] | None = None) -> set[ir.Value]:
-        """Return the values that some values depend on, themselves included; not going up from values where to stop."""
+        """Return some values and their ancestors, up to values where to `stop`."""
         return ancestors(values, stop=stop, operands=self.operands)
 
     @functools.cached_property

@@ -1,1 +1,1 @@
-"""Running graphs on random feeds, to look into them: private copies, runners, feeds."""
+"""Runs of graphs on random feeds, with access to inner values: private copies, runners, feeds."""

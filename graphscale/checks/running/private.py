@@ -1,4 +1,4 @@
-"""Private copies of graphs, to look into them and to disturb them, and running them on ONNX Runtime."""
+"""Private copies of graphs, with access to inner values, and their runs on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from graphscale.targets import advise_missing, default_opset, get_target, too_ne
 __all__ = ["Copy", "Results", "Runner", "extract", "find_unseeded", "give_seed"]
 
 _CUDA = "CUDAExecutionProvider"
-_LARGE = 2**30  # bytes, from which on a model is not handed over in memory
+_LARGE = 2**30  # bytes of a model that is passed as a file, not in memory
 PASS = "verify"
 
 
 def find_unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """Find the nodes that draw random numbers without a seed: ONNX Runtime seeds them by their place in the graph."""
+    """Find random nodes without a seed: ONNX Runtime seeds them by their position in the graph."""
     return (node for node in nodes if has_trait(node, Trait.RANDOM) and "seed" not in node.attributes)
 
 
@@ -46,7 +46,7 @@ class Results(NamedTuple):
 
     Attributes:
         outputs: every output.
-        left: the feeds as the run left them: in-place operators write into the memory that is fed.
+        left: the feeds after the run: in-place operators write into their memory.
     """
 
     outputs: Arrays
@@ -54,11 +54,11 @@ class Results(NamedTuple):
 
 
 class Copy:
-    """A copy of a model, to change it and not the model.
+    """A copy of a model, for changes.
 
     Attributes:
         model: the copy.
-        values: its values by name, as it was.
+        values: its original values by name.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -68,7 +68,7 @@ class Copy:
         self._editor = Editor(self.graph)
 
     def feed(self, names: Iterable[str]) -> None:
-        """Let these initializers be fed."""
+        """Turn initializers into inputs."""
         inputs = set(self.graph.inputs)
         for name in names:
             value = self.values.get(name)
@@ -76,7 +76,7 @@ class Copy:
                 self.graph.inputs.append(value)
 
     def show(self, names: Iterable[str]) -> None:
-        """Let these values be outputs, too."""
+        """Add values to the outputs."""
         present = {value.name for value in self.graph.outputs}
         for name in dict.fromkeys(names):
             if name not in present and name in self.values:
@@ -92,7 +92,7 @@ class Copy:
             give_seed(node, seed)
 
     def disturb(self, name: str) -> tuple[str, Any]:
-        """Add an input to a value, before anything reads it; return its name and dtype. Adding -0.0 changes nothing."""
+        """Add a new input to a value, for all readers; return its name and dtype. A feed of -0.0 changes nothing."""
         value = self.values[name]
         uses = uses_of(value)
         extra = ir.val(self._editor.unique(f"{name}.extra"), dtype_of(value))
@@ -103,7 +103,7 @@ class Copy:
         return extra.name or "", dtype_of(value).numpy()
 
     def spell_out_finite_checks(self) -> int:
-        """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return how many there were."""
+        """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return the number replaced."""
         nodes = [n for n in self.graph if (n.domain, n.op_type) == (MICROSOFT, "IsAllFinite")]
         for node in nodes:
             flag, gradients = node.outputs[0], [value for value in node.inputs if value is not None]
@@ -121,7 +121,7 @@ class Copy:
 
 
 def extract(model: ir.Model, outputs: Sequence[ir.Value], given: Sequence[ir.Value] = ()) -> ir.Model:
-    """Return a copy of the part of a model that computes some values, with others fed instead of being computed."""
+    """Return a copy of the part of a model that computes some values, with others as inputs."""
     above = ancestors(outputs, stop=lambda value: value in given)
     inputs = [value for value in model.graph.inputs if value in above]
     graph = ir.convenience.extract(model.graph, [*inputs, *given], outputs)
@@ -131,8 +131,8 @@ def extract(model: ir.Model, outputs: Sequence[ir.Value], given: Sequence[ir.Val
 class Runner:
     """A session of ONNX Runtime on a model, without ONNX Runtime's own optimizations.
 
-    Those move constant factors through matrix products, which rounds; whether they do depends on the nodes around, so
-    that equal computations would not have equal bits.
+    Its optimizations move constant factors through matrix products, depending on the surrounding nodes. This changes
+    the rounding, so that equal computations would not have equal bits.
 
     Args:
         model: the model.
@@ -140,12 +140,12 @@ class Runner:
         what: name of the model in messages.
 
     Attributes:
-        fresh: whether each run has a new session: random numbers then start from their seeds.
+        fresh: True for a new session in each run, so that random numbers start from their seeds.
         runs: number of runs.
         required: the inputs that must be fed.
 
     Raises:
-        VerifyError: ONNX Runtime cannot load it.
+        VerifyError: ONNX Runtime cannot load the model.
     """
 
     def __init__(self, model: ir.Model, providers: Sequence[Any] | None, what: str) -> None:
@@ -165,7 +165,7 @@ class Runner:
         self._written = {n.inputs[0].name for n in model.graph if n.domain == MICROSOFT and n.inputs and n.inputs[0]}
 
     def run(self, feeds: Mapping[str, Any]) -> Results:
-        """Run once, on copies of the feeds that the model knows.
+        """Run once, on copies of the model's feeds.
 
         Raises:
             VerifyError: ONNX Runtime fails.
@@ -179,16 +179,16 @@ class Runner:
             values, left = self._bound(copies) if is_bound else (self._session.run(list(self.outputs), copies), copies)
         except Exception as error:  # ORT's exceptions share no public base class
             raise VerifyError(f"ONNX Runtime cannot run {self._what}: {one_line(error)}") from error
-        # Outputs may share memory with what they were computed from in place.
+        # Outputs may share memory with operands of in-place computations.
         return Results(dict(zip(self.outputs, map(np.array, values), strict=True)), left)
 
     def close(self) -> None:
-        """Free the session, and what was written for it."""
+        """Free the session, and its files."""
         self._session = None
         self._folder.cleanup()
 
     def _bound(self, feeds: Arrays) -> tuple[Sequence[Any], Arrays]:
-        """Run with bindings: on a GPU a feed is written in place only if it lies there."""
+        """Run with bindings: a GPU writes a feed in place only in its own memory."""
         import onnxruntime as ort
 
         device = "cuda" if self._cuda else "cpu"
@@ -211,7 +211,7 @@ class Runner:
         options = make_quiet_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
-        # Products with a constant would be summed up in another order than those with a value.
+        # Products with a constant would be summed in another order than those with a value.
         options.add_session_config_entry("session.disable_prepacking", "1")
         source = str(self._source) if isinstance(self._source, Path) else self._source
         try:
@@ -226,7 +226,7 @@ class Runner:
 
 
 def _source(model: ir.Model, folder: Path) -> Path | bytes:
-    """Return the model as bytes; with external weights, or large ones, as a file of its own."""
+    """Return the model as bytes, or as a new file for external or large weights."""
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     if any(isinstance(t, ir.ExternalTensor) for t in tensors) or sum(t.nbytes for t in tensors) > _LARGE:
         path = folder / "model.onnx"

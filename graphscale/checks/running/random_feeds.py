@@ -1,4 +1,4 @@
-"""Random feeds for a training graph, made from the types of its inputs and from what it does with them."""
+"""Random feeds for a training graph, by the types and the uses of its inputs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["SIZE", "STYLES", "Feeder", "find_index_limit"]
 
 SIZE = 4
 _MOST_AXES = 64  # of an array of numpy
-_FEW = 2  # numbers that are valid indices of nearly every axis
-# On whole numbers: a sum of indices is an index with an offset.
+_FEW = 2  # limit of numbers that are valid indices of nearly every axis
+# Operators on whole numbers: a sum of indices is an index with an offset.
 _WHOLE_MOVES = {"Add": (0, 1), "Max": (0, 1), "Min": (0, 1), "Sub": (0,)}
 
 
 class _Style(NamedTuple):
-    """A way to draw numbers, to be tried in turn until the original computes finite gradients."""
+    """A way to draw numbers; styles are tried in turn until the original computes finite gradients."""
 
     normal: bool
     size: float
@@ -40,20 +40,20 @@ STYLES = (_Style(True, 0.5), _Style(False, 0.5), _Style(True, 0.05), _Style(True
 
 
 class Feeder:
-    """Draws feeds for the inputs of an original graph, those that its carried state is fed to among them.
+    """A source of feeds for the inputs of an original graph, carried state included.
 
     Args:
         model: the original.
-        states: the names of the inputs and initializers that hold its carried state.
-        loss: its loss.
-        given: arrays that stand instead of random ones.
+        states: the names of the inputs and initializers with its carried state.
+        loss: the loss of the model.
+        given: arrays in place of random ones.
         dims: sizes of symbolic axes.
-        make_runner: makes what runs a part of the model.
-        size: the size of symbolic axes that nobody chose.
+        make_runner: makes a runner of a part of the model.
+        size: the default size of symbolic axes.
 
     Attributes:
-        notes: facts that a user should know.
-        chosen: the sizes of symbolic axes that nobody chose, by name.
+        notes: facts for the user.
+        chosen: the default sizes of symbolic axes, by name.
 
     Raises:
         VerifyError: a given array does not fit its input, or an input is no tensor of numbers.
@@ -92,11 +92,11 @@ class Feeder:
         self.notes = tuple(self._notes(given, dims))
 
     def without_resets(self, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-        """Return the same feeds, with no flag set that resets in-place accumulators: a reset is no carried state."""
+        """Return the feeds without resets of in-place accumulators, since a reset is no carried state."""
         return {name: np.zeros_like(array) if name in self._resets else array for name, array in feeds.items()}
 
     def multiply(self, feeds: Mapping[str, np.ndarray[Any, Any]], factor: float) -> Arrays | None:
-        """Return feeds with the random numbers that are no carried state times a factor; None if there are none."""
+        """Return feeds with random numbers, except carried state, times a factor; None if there are none."""
         names = [n for n, a in feeds.items() if a.dtype.kind == "f" and n not in self._states and n not in self._given]
         changed = {name: (feeds[name] * factor).astype(feeds[name].dtype) for name in names}
         return {**feeds, **changed} if changed else None
@@ -117,7 +117,7 @@ class Feeder:
         if limit is not None:
             return random.integers(0, min(limit, _FEW) if style.few else limit, shape).astype(dtype)
         if value.dtype is not None and not value.dtype.is_floating_point():
-            # Numbers that are no indices: a scalar counts something, steps for example.
+            # Numbers that are no indices: a scalar is a count, for example of steps.
             return (random.integers(1, 5, shape) if not shape else random.integers(0, _FEW, shape)).astype(dtype)
         if name in self._positive or not style.normal:
             return np.asarray(random.uniform(0.1, 0.1 + 1.6 * style.size, shape)).astype(dtype)
@@ -136,7 +136,7 @@ class Feeder:
         return tuple(self._size if axis is None else axis for axis in axes)
 
     def _known_sizes(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """Return the size of every symbolic axis: as said, as in the given arrays, or small."""
+        """Return the size of every symbolic axis: the user's, that of given arrays, or a small one."""
         sizes = dict(dims)
         for name, array in self._given.items():
             value = self._values[name]
@@ -157,7 +157,7 @@ class Feeder:
         return {name: find_index_limit(value, self._sizes) for name, value in self._values.items()}
 
     def _measure_labels(self, model: ir.Model, dims: Mapping[str, int], make_runner: Callable[[ir.Model], Any]) -> None:
-        """Measure the scores of labels that have an axis of their own, such as batch times tokens."""
+        """Measure the scores of labels with an axis of their own, such as batch times tokens."""
         axes = {name: set(filter(None, _axis_names(value))) for name, value in self._values.items()}
         counts = Counter(itertools.chain.from_iterable(axes.values()))
         for name, value in self._values.items():
@@ -199,7 +199,7 @@ def _numpy_dtype(value: ir.Value) -> Any:
 
 
 def _vary(first: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
-    """Change an initial value a little."""
+    """Change an initial value slightly."""
     if first.dtype.kind in "biu":
         return first.copy()
     noise = 1 + 0.1 * random.standard_normal(first.shape)
@@ -207,7 +207,7 @@ def _vary(first: np.ndarray[Any, Any], random: np.random.Generator) -> Any:
 
 
 def find_index_limit(value: ir.Value, sizes: Mapping[str, int]) -> int | None:
-    """Return the number that an input's whole numbers must be below to be valid indices, None if they are none."""
+    """Return the upper bound of an input's whole numbers as valid indices, None if they are no indices."""
 
     def moved(value: ir.Value) -> list[ir.Value]:
         return [output for node, index in value.uses() if _moves(node, index, value) for output in node.outputs]
@@ -218,7 +218,7 @@ def find_index_limit(value: ir.Value, sizes: Mapping[str, int]) -> int | None:
 
 
 def _class_axis(node: ir.Node) -> int | None:
-    """Return the axis of a loss's first input that its second input, labels, has not; None for other operators."""
+    """Return the axis of a loss's first input that its second input, the labels, lacks; None for other operators."""
     operator = OPERATORS.get((node.domain, node.op_type))
     return None if operator is None else operator.class_axis
 
@@ -251,7 +251,7 @@ def _limits(node: ir.Node, index: int, sizes: Mapping[str, int]) -> Iterator[int
 
 
 def _compared(value: ir.Value | None) -> int | None:
-    """Return the limit from a comparison with 0, 1, 2, ..., which makes a one-hot code."""
+    """Return the limit from a comparison with 0, 1, 2, ..., as in a one-hot code."""
     tensor = constant_tensor(value)
     if tensor is None or tensor.size < 2 or not tensor.dtype.is_integer():
         return None

@@ -1,1 +1,1 @@
-"""Translation validation: whether a scaled graph is exactly what the passes make of the original."""
+"""Translation validation: the comparison of a scaled graph with the passes' result for the original."""

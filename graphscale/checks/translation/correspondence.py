@@ -1,8 +1,8 @@
-"""The correspondence of two graphs: from the outputs back, each node of one is the same node as one of the other.
+"""The correspondence of two graphs, from the outputs back: each node of one equals a node of the other.
 
-Outputs correspond by their places and names. The nodes that give them must have one operator and equal attributes, and
-their operands must correspond in turn, down to inputs of one name and constants of equal bits. So names inside of the
-graphs and the order of nodes are free, and nothing is searched for.
+Outputs correspond by position and name. Their nodes must have the same operator and equal attributes, and their
+operands must correspond in turn, up to inputs of the same name and constants of equal bits. So inner names and the
+order of nodes are free, and no search is needed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ __all__ = ["Correspondence", "Graph", "Size", "attribute_difference", "type_diff
 Graph = ir.Graph | ir.Function
 
 _BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-_MOST = 20  # differences that are looked for: with more, the graphs are not the same
+_MOST = 20  # limit of differences: with more, the graphs are not the same
 
 
 @dataclasses.dataclass
 class Correspondence:
-    """The values and nodes of a graph that is found, each with its counterpart in the expected one.
+    """The values and nodes of a found graph, each with its counterpart in the expected one.
 
     Attributes:
         values: the values.
-        back: the other way round.
+        back: the inverse of `values`.
         nodes: the nodes.
-        matched: the nodes of the expected graph among them.
+        matched: the matched nodes of the expected graph.
         differences: the nodes and values without a counterpart, a sentence each.
         starts: the differences between the initial values of inputs, a sentence each, by the input's name.
-        declared: the values whose type or shape the expected graph does not declare, and the found one does. A runtime
-            computes with what is declared: it replaces the shape of a value by a constant.
+        declared: the values with a type or shape declared in the found graph, but not in the expected one. A runtime
+            uses declarations: it replaces the shape of a value by a constant.
     """
 
     values: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
@@ -61,10 +61,10 @@ class Correspondence:
         """Compare two graphs, and add their differences.
 
         Args:
-            found: the graph that is looked at.
-            expected: the graph that it should be.
+            found: the graph to check.
+            expected: its expected form.
             where: the graph, for messages.
-            named: whether inputs and outputs have the same names in both.
+            named: True if inputs and outputs must have the same names in both.
         """
         self._known = {(node.name, node.op_identifier()) for node in expected.all_nodes()}
         self._enter(found, expected, where, named)
@@ -93,7 +93,7 @@ class Correspondence:
             for one, other in pairs:
                 what = f"the {kind[:-1]} {one.name!r} of {where}"
                 if kind == "inputs":
-                    # A file keeps no type of a function's input.
+                    # A file has no type for a function's input.
                     self._pair_values(one, other, is_typed=isinstance(found, ir.Graph))
                 else:
                     self._pending.append((one, other, what))
@@ -156,7 +156,7 @@ class Correspondence:
         return f"{what} is neither the original's nor an inserted piece: {reader} should come from {other}"
 
     def _pair_nodes(self, found: ir.Node, expected: ir.Node, one: ir.Value, other: ir.Value) -> bool:
-        """Pair two nodes, and note their differences; False for nodes that are not the same at all."""
+        """Pair two nodes, and record their differences; return False for completely different nodes."""
         if found.op_identifier() != expected.op_identifier() or found in self.nodes or one.index() != other.index():
             return False
         self.nodes[found] = expected
@@ -165,7 +165,7 @@ class Correspondence:
         outputs = _trimmed(found.outputs), _trimmed(expected.outputs)
         if [v is not None for v in outputs[0]] != [v is not None for v in outputs[1]]:
             self.differences.append(f"{name} gives other outputs than it should")
-        # Further empty ones may crash ONNX Runtime, as operands do.
+        # Further empty outputs may crash ONNX Runtime, like operands.
         elif len(found.outputs) > len(expected.outputs):
             given = len(found.outputs)
             self.differences.append(f"{name} gives {given} values, and should give {len(expected.outputs)}")
@@ -182,7 +182,7 @@ class Correspondence:
         return True
 
     def _compare_marks(self, found: ir.Node, expected: ir.Node, name: str) -> None:
-        """Compare the passes' marks of a node; a tool may have dropped that of all nodes."""
+        """Compare the passes' marks of a node; a tool may have dropped the marks of all nodes."""
         mine, theirs = ({k: m for k, m in n.metadata_props.items() if k.startswith(MARKS)} for n in (found, expected))
         for key in [key for key, mark in mine.items() if theirs.get(key) != mark]:
             wanted = f"marked {theirs[key]!r}" if key in theirs else "without that mark"
@@ -207,7 +207,7 @@ class Correspondence:
                     self.differences.append(f"the attribute {key!r} of {name} {problem}")
 
     def _pair_leftovers(self, found: Graph, expected: Graph, where: str) -> None:
-        """Pair the nodes that no output depends on, such as writes in place, by their signatures; name the others."""
+        """Pair nodes without effect on outputs, such as writes in place, by their signatures; report the others."""
         if self.differences:
             return
         mine, wanted = {}, defaultdict[bytes, list[ir.Node]](list)
@@ -239,7 +239,7 @@ def _label(node: ir.Node) -> str:
 
 
 def _trimmed(values: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-    """Return the values without those that are left out at the end; None for those left out before it."""
+    """Return the values without omitted ones at the end; None for other omitted ones."""
     kept = [value if value is not None and value.name else None for value in values]
     while kept and kept[-1] is None:
         kept.pop()
@@ -264,8 +264,8 @@ def type_difference(
     Args:
         found: the value.
         expected: its counterpart.
-        fits: whether a size, a number, a name or None, fits that of the counterpart: then the value may declare nothing
-            else that the counterpart leaves open. Without one, all that is open fits.
+        fits: returns whether a size, a number, a name or None, fits that of the counterpart. Then the value may declare
+            nothing else beyond the counterpart's declarations; without `fits`, it may.
     """
     if found.type != expected.type and found.type is not None and (fits is not None or expected.type is not None):
         return f"is declared {found.type}, and should be {expected.type}"
@@ -283,7 +283,7 @@ def _sizes(value: ir.Value) -> list[Size] | None:
 
 
 def _is_inferred(value: ir.Value) -> bool:
-    """Return whether runtimes infer the type of a value: not that of ONNX Runtime's own operators in ONNX's domain."""
+    """Return whether runtimes infer the type of a value, except that of ONNX Runtime's own operators."""
     node = value.producer()
     return node is None or node.domain != "" or onnx.defs.has(node.op_type)
 
@@ -300,7 +300,7 @@ def attribute_difference(found: ir.Attr, expected: ir.Attr) -> str | None:
         if len(tensors[0]) != len(tensors[1]):
             return "has another number of tensors than it should"
         return next(filter(None, map(tensor_difference, *tensors)), None)
-    # NaN is no number that equals itself, and comes with other bits; -0.0 is another one than 0.0.
+    # NaN does not equal itself, and has several bit patterns; -0.0 differs from 0.0.
     is_float = found.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
     one, other = (np.asarray(a.value, np.float32).tobytes() if is_float else repr(a.value) for a in (found, expected))
     if one != other:

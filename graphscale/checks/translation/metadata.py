@@ -1,4 +1,4 @@
-"""The comparison of a scaled file's metadata with those that the original gives."""
+"""The comparison of a scaled file's metadata with those of the original scaled again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graphscale.graph.walks import check_order
 
 __all__ = ["metadata_differences"]
 
-# Parts of a report that are evidence for people, which the user's hints change.
+# Parts of a report with evidence for readers, which the user's hints change.
 _PROSE = ("warnings", "roles", "loss_found")
 _ORIGINS = (STATE_OF_SCALE, TELEMETRY, WRITTEN_IN_PLACE)
 _SHOWN = 120  # characters of a value in a message
@@ -33,7 +33,7 @@ def metadata_differences(
 ) -> Iterator[str]:
     """Yield the differences between the metadata of two models, a sentence each.
 
-    The metadata are `stamp` and those that are `wanted`; the graphs of the models correspond as in `same`.
+    The found metadata are `stamp`, the expected ones `wanted`; the graphs of the models correspond as in `same`.
     """
     for field in ("policy", "target", "state", "telemetry", "in_place"):
         yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))
@@ -59,9 +59,9 @@ def _name_differences(
     for role in dict.fromkeys((*stamp.names, *wanted.names)):
         name, other = stamp.names.get(role), wanted.names.get(role)
         value, goal = mine.get(name or ""), theirs.get(other or "")
-        # A tool may have renamed values, in the metadata too, or not.
+        # A tool may have renamed values, with or without the metadata.
         is_same = value is not None and goal is not None and same.values.get(value) is goal
-        # One that changed nodes leaves values that have no counterpart, and may have their names.
+        # A tool that changed nodes leaves values without a counterpart, which may have their names.
         is_open = bool(same.differences) and value not in same.values and goal not in same.back
         if not is_same and (name != other or (value is not None and not is_open)):
             should = "which is another value in this graph" if name == other else f"and should {other!r}"
@@ -81,7 +81,7 @@ def _entries(stamp: Stamp) -> list[dict[str, Any]]:
 
 
 def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondence) -> Iterator[str]:
-    """Compare the originals that `strip` would give."""
+    """Compare the originals, the results of `strip`."""
     records = [model.metadata_props.get(ORIGINAL_KEY) for model in (found, expected)]
     if None in records:
         if records[0] != records[1]:
@@ -89,7 +89,7 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
         return
     try:
         if records[0] != records[1]:
-            # The graph itself is compared elsewhere; another tool may have renamed it, or taken it out.
+            # The graph itself is compared elsewhere; another tool may have renamed or removed it.
             mine, theirs = restore_original(found, expected.graph), restore_original(expected)
             check_order(mine.graph, "the original")
             yield from _original_differences(mine, theirs, found)
@@ -98,7 +98,7 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
         yield f"the record of the original is damaged: {error}"
         return
     for name in references:
-        # Another tool may have given its name to another constant.
+        # Another tool may have used its name for another constant.
         value, goal = (model.graph.initializers.get(name) for model in (found, expected))
         if value is None or goal is None or same.values.get(value) is goal:
             continue
@@ -111,7 +111,7 @@ def _record_differences(found: ir.Model, expected: ir.Model, same: Correspondenc
 def _original_differences(found: ir.Model, expected: ir.Model, scaled: ir.Model) -> Iterator[str]:
     undone = compare_models(found, expected, "the original in the metadata")
     yield from undone.differences[:1]
-    # The scaled graph's own initial values are compared there.
+    # The scaled graph's initial values are compared elsewhere.
     held = {name: value.const_value for name, value in scaled.graph.initializers.items()}
     own = found.graph.initializers
     yield from [text for name, text in undone.starts.items() if own[name].const_value is not held.get(name)][:1]

@@ -11,15 +11,15 @@ from graphscale.graph.types import infer_types
 
 __all__ = ["compare_models"]
 
-_INVENTED = "unk__"  # begins a name that ONNX's inference gives to an axis
+_INVENTED = "unk__"  # the beginning of an axis name from ONNX's inference
 
 
 def compare_models(found: ir.Model, expected: ir.Model, where: str = "the graph") -> Correspondence:
     """Compare two models in all but their metadata.
 
     Args:
-        found: the model that is looked at.
-        expected: the model that it should be; it gets the types that can be inferred, where they are needed.
+        found: the model to check.
+        expected: its expected form, which gets inferred types where needed.
         where: its graph, for messages.
     """
     same = Correspondence()
@@ -34,11 +34,11 @@ def compare_models(found: ir.Model, expected: ir.Model, where: str = "the graph"
 
 
 def _undeclared(expected: ir.Model, same: Correspondence) -> Iterator[str]:
-    """Yield the declarations that neither the expected model has nor ONNX's inference finds in it."""
+    """Yield declarations that are neither in the expected model nor inferred from it."""
     if not same.declared:
         return
     inferred = _infer_types(expected)
-    # Names of axes: declared ones stand for themselves, and one that an inference invents for a single size.
+    # Names of axes: a declared name stands for itself, an invented name of inference for a single size.
     values = (*expected.graph.inputs, *(value for node in expected.graph.all_nodes() for value in node.outputs))
     axes = (str(axis) for value in values for axis in value.shape or ())
     names: dict[str, int | str] = {axis: axis for axis in axes if axis.startswith(_INVENTED)}
@@ -61,7 +61,7 @@ def _infer_types(model: ir.Model) -> dict[ir.Value, ir.Value]:
         for value, copy in zip(node.outputs, other.outputs, strict=True):
             if copy.name:
                 copies[value] = copy
-                copy.name = f"inferred/{len(copies)}"  # two branches may use one name, which inference does not take
+                copy.name = f"inferred/{len(copies)}"  # two branches may use one name, which inference refuses
     infer_types(inferred, strict=True)
     return copies
 
@@ -88,6 +88,6 @@ def _have_equal_defaults(found: ir.Function, expected: ir.Function) -> bool:
     if found.attributes.keys() != expected.attributes.keys():
         return False
     pairs = [(one, expected.attributes[key]) for key, one in found.attributes.items()]
-    # A file keeps no type of an attribute without a default.
+    # A file has no type for an attribute without a default.
     held = [(one, other) for one, other in pairs if (one.value, other.value) != (None, None)]
     return all(attribute_difference(*pair) is None for pair in held)

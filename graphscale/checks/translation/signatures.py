@@ -1,4 +1,4 @@
-"""Signatures of nodes: equal for nodes that compute the same from the same inputs, by any names in between."""
+"""Signatures of nodes: equal for equal computations on equal inputs, independent of names in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphscale.graph.values import subgraphs
 
 __all__ = ["sign_nodes"]
 
-_SMALL = 256  # bytes of a constant that go into a signature; of a larger one, type and shape do
+_SMALL = 256  # limit of a constant's bytes in a signature; for a larger one, type and shape are used
 
 
 def sign_nodes(graph: ir.Graph | ir.Function) -> dict[ir.Node, bytes]:

@@ -1,4 +1,4 @@
-"""The comparison of constants by type, shape and bits, in pieces, so that no weight is copied whole."""
+"""The comparison of constants by type, shape and bits, in pieces, so that no weight is copied completely."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 __all__ = ["tensor_difference"]
 
-_PIECE = 2**24  # bytes that are compared at a time
+_PIECE = 2**24  # bytes per comparison
 
 
 def tensor_difference(found: ir.TensorProtocol, expected: ir.TensorProtocol) -> str | None:
@@ -40,7 +40,7 @@ def _location(tensor: ir.TensorProtocol) -> tuple[str, int, int] | None:
 
 
 def _first_difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> int | None:
-    """Return the flat index of the first element whose bits differ."""
+    """Return the flat index of the first element with different bits."""
     size = found.dtype.itemsize
     one, other = found.reshape(-1), expected.reshape(-1)
     for start in range(0, one.size, max(1, _PIECE // size)):

@@ -1,4 +1,4 @@
-"""The validation: the original scaled once more, by the options that a file claims, and compared with that file."""
+"""The validation: the original is scaled again, by the options in a file, and compared with the file."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = ["Claims", "Translation", "read_claims", "validate_translation"]
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """The options of a scaling, as the scaled file claims them.
+    """The options of a scaling, claimed by the scaled file.
 
     Attributes:
         policy: the loss scale.
         target: the target.
         telemetry: the pass that counts steps and skips; None without it.
-        expose_scaled_loss: whether the scaled loss is an output.
-        skip_nonfinite: whether the steps of a fixed loss scale are checked.
-        autocast: type, emulation and lists of mixed precision, as `graphscale.autocast` takes them; None without it.
-        cast_before: whether the graph was put into mixed precision by a rewrite of its own.
+        expose_scaled_loss: True if the scaled loss is an output.
+        skip_nonfinite: True if the steps of a fixed loss scale are checked.
+        autocast: type, emulation and lists of mixed precision, arguments of `graphscale.autocast`; None without it.
+        cast_before: True if an earlier rewrite put the graph into mixed precision.
     """
 
     policy: LossScale
@@ -87,7 +87,7 @@ def _read_autocast(text: str) -> dict[str, Any]:
 
 
 def _expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
-    """Scale the original once more, with the options that the scaled file claims and the hints of the user.
+    """Scale the original again, with the options of the scaled file and the user's hints.
 
     Raises:
         GraphscaleError: the original is not acceptable with these options, or a role is open.
@@ -115,12 +115,12 @@ class Translation:
     """The differences between a scaled model and the original scaled again, a sentence each.
 
     Attributes:
-        claims: the options of the scaling, as the file claims them.
+        claims: the options of the scaling, claimed by the file.
         graph: differences between nodes, constants, inputs, outputs, types and functions: the file may still compute
-            the same by other means.
+            the same values.
         starts: differences between initial values, by the input's name.
         metadata: differences between the metadata.
-        nodes: the nodes that correspond, each with its counterpart in the expected model.
+        nodes: the matched nodes, each with its counterpart in the expected model.
         stamp: the metadata that the file should have.
         expected: the expected model.
     """
@@ -139,12 +139,12 @@ def validate_translation(
 ) -> Translation:
     """Compare a scaled model with the original scaled again.
 
-    Values that only have other names get those that the original gives.
+    Values that differ only in their names get the expected names.
 
     Args:
-        original: the model before scaling, as it was given to the scaling.
+        original: the model before scaling.
         scaled: the scaled model.
-        stamp: its metadata, which are believed in nothing but the options: policy, target, telemetry and so on.
+        stamp: its metadata, trusted only for the options: policy, target, telemetry and so on.
         policy: its loss scale.
         hints: the hints of the user.
 

@@ -1,4 +1,4 @@
-"""Running both graphs, and holding what comes out against what it should be."""
+"""A bench that runs both graphs, and compares results with expectations."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from graphscale.passes import CheckFinite
 
 __all__ = ["Bench"]
 
-# Below its normal numbers float16 rounds to multiples of 2**-24, and a gradient is a sum of many that were rounded so:
-# differences up to this are what the original loses without a scale. bfloat16 has the exponents of float32, whose
-# subnormal numbers are multiples of 2**-149.
+# Below its normal numbers, float16 rounds to multiples of 2**-24, and a gradient is a sum of many such numbers: the
+# original loses differences up to this without a scale. bfloat16 has the exponents of float32, whose subnormal numbers
+# are multiples of 2**-149.
 UNDERFLOW, FLOAT32_UNDERFLOW = 2.0**-18, 2.0**-130
-# A backward pass in float32 with gradients below this does not overflow at a scale up to that.
+# A backward pass in float32 with gradients below the first number does not overflow at scales up to the second.
 MODEST, MODEST_SCALE = 2.0**10, 2.0**24
-_SHAKES, _NOISE = 3, 4.0  # runs on feeds off by a rounding, and the factor of what these change
+_SHAKES, _NOISE = 3, 4.0  # number of runs on feeds with a rounding error, and the factor for their changes
 # Sources of expectations.
 ORIGINAL, OLD = "as in the original", "as before the step"
 RULE, TELEMETRY, PLAIN = "by the rule of the loss scale", "from its gradients", "in the plain form"
-# Where a lowered step unscales elsewhere, a number may be rounded as a subnormal one on the way.
+# A lowered step unscales elsewhere: a subnormal intermediate number may be rounded.
 SUBNORMAL = 2.0**-120
 
 
@@ -44,16 +44,16 @@ class Bench:
 
     Attributes:
         oracle: the rule of the loss scale.
-        original: runs the original, with its gradients among the outputs.
-        scaled: runs the scaled graph, with its unscaled gradients among the outputs.
-        gradients: the names of the gradients that can be told apart in both graphs, in the original.
+        original: the runner of the original, with its gradients among the outputs.
+        scaled: the runner of the scaled graph, with its unscaled gradients among the outputs.
+        gradients: the names in the original of the gradients that are found in both graphs.
         lacking: the names of the other gradients.
-        untold: the names of those that telemetry reports on and that the scaled graph lacks.
-        feeds_scale: whether the scaled graph runs at any loss scale: another tool may have folded one that is constant.
-        seeds: number of random operators without a seed that were given one; None if some could not be.
-        replaced: number of `IsAllFinite` that were spelled out for the CPU.
-        any_finite: whether a step of both graphs had finite gradients.
-        lost: allowed error of values for underflow in the original, where there is a tolerance.
+        untold: the names of gradients in telemetry that the scaled graph lacks.
+        feeds_scale: True if the scaled graph runs at any loss scale: another tool may have folded a constant one.
+        seeds: number of random operators with an added seed; None if some cannot get one.
+        replaced: number of replaced `IsAllFinite` operators, for the CPU.
+        any_finite: True if a step of both graphs had finite gradients.
+        lost: allowed error of values for underflow in the original, with a tolerance.
     """
 
     def __init__(self, pair: Pair, roles: Roles, providers: Sequence[Any] | None) -> None:
@@ -62,8 +62,8 @@ class Bench:
         self._on_gpu = any("CUDA" in str(provider) for provider in providers or ())
         self._raw, quotients = self._find_gradients()
         wanted = [gradient.name or "" for gradient in pair.analysis.gradients]
-        # A sum with weight decay has a name in the scaled graph alone. Of a gradient that is not told apart, that name
-        # may be of the scaled one.
+        # A sum with weight decay may have a name only in the scaled graph. For a gradient that is not found, that name
+        # may belong to the scaled one.
         others = [name for name in self.oracle.gradients if pair.proved or name not in wanted]
         self._quotients = {**dict(zip(others, others, strict=True)), **quotients}
         self.gradients = tuple(self._raw)
@@ -111,7 +111,7 @@ class Bench:
             self._wide.close()
 
     def evaluate(self, case: Case) -> list[Difference]:
-        """Run a case, and return what is not as it should be.
+        """Run a case, and return the differences from the expectations.
 
         Raises:
             VerifyError: ONNX Runtime cannot run a graph.
@@ -131,7 +131,7 @@ class Bench:
         return all(is_finite(outputs[name]) for name in names if name in outputs)
 
     def with_scale(self, start: Arrays, scale: float) -> Arrays:
-        """Return the same state with another loss scale, if the scaled graph takes one."""
+        """Return the state with another loss scale, if it is fed to the scaled graph."""
         scale = scale if self.feeds_scale else self.oracle.initial
         return {**start, self.roles.scale.name or "": np.asarray(scale, dtype=np.float32)}
 
@@ -143,7 +143,7 @@ class Bench:
         infinite = next((name for name, array in gradients.items() if not is_finite(array)), None)
         computes = all(is_finite(expected.outputs[name]) for name in self._wholes)
         finite, flag = infinite is None and computes, self.roles.all_finite
-        if self._is_partial and flag is not None:  # a gradient that is not among these may have overflowed
+        if self._is_partial and flag is not None:  # a gradient outside of these may have overflowed
             finite &= bool(np.all(got.outputs[flag.name or ""]))
         self.any_finite |= finite
         if not finite and computes and self._holds_scaled(case, expected):
@@ -178,13 +178,13 @@ class Bench:
         for name, array in gradients.items() if finite else ():
             if name in expected.outputs and name not in self._shown:
                 yield from compare(name, np.asarray(expected.outputs[name]).astype(array.dtype), array)
-        # A step that is applied though it is not finite writes what it computed, NaN or not.
+        # A non-finite step that is applied writes its results, NaN or not.
         for name, output in states.items() if finite else ():
             new = expected.left[name] if output is None else expected.outputs[output]
             yield from compare(name, new, self._next(name, got))
 
     def _holds_scaled(self, case: Case, expected: Results) -> bool:
-        """Return whether float32 holds the original's gradients times the scale by far, and what they are sums of."""
+        """Return whether the original's gradients times the scale, and their terms, are far within float32's range."""
         if self.pair.small or float(np.ravel(case.feeds[self.roles.scale.name or ""])[0]) > MODEST_SCALE:
             return False
         names = (*self.gradients, *self.lacking)
@@ -192,7 +192,7 @@ class Bench:
         return all(np.abs(array).max(initial=0.0) < MODEST for array in arrays)
 
     def _noise(self, case: Case, expected: Results) -> dict[str, float]:
-        """Measure how far values of the original move in float32, or with feeds off by a rounding of float16."""
+        """Measure the changes of the original's values in float32, or with feeds rounded to float16."""
         feeds = [case.feeds[name] for name in sorted(self.original.inputs & case.feeds.keys())]
         key = tuple(map(id, feeds))
         if key in self._noises:
@@ -215,11 +215,11 @@ class Bench:
                 moved[name] = max(moved.get(name, 0.0), _NOISE * largest)
         for state, output in self.pair.states.items():
             moved[state] = moved.get(output or state, 0.0)
-        self._noises[key] = feeds, moved  # arrays that are held keep their identity
+        self._noises[key] = feeds, moved  # held arrays keep their identity
         return moved
 
     def _evaluate_poison(self, case: Case) -> Iterator[Difference]:
-        """Compare a step some of whose inputs are not finite: the file's own flag says whether it is applied."""
+        """Compare a step with non-finite inputs: the file's own flag decides whether it is applied."""
         assert self.roles.all_finite is not None
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
         gradients, name = self._unscaled(got), self.roles.all_finite.name or ""
@@ -233,7 +233,7 @@ class Bench:
         yield from self._evaluate_effects(case, got, finite, gradients)
 
     def _evaluate_effects(self, case: Case, got: Results, finite: bool, gradients: Arrays) -> Iterator[Difference]:
-        """Compare the state where a step is not applied, the state of the loss scale, and telemetry."""
+        """Compare the state of a skipped step, the state of the loss scale, and telemetry."""
         kept = self.pair.states.keys() if self.oracle.applies(case.feeds, finite) else self.pair.kept
         for name in self.pair.states.keys() - kept:
             yield from compare_values(name, np.asarray(case.feeds[name]), self._next(name, got), OLD, None)
@@ -249,14 +249,14 @@ class Bench:
         return {name: got.outputs[shown] for name, shown in self._quotients.items() if shown in got.outputs}
 
     def _next(self, state: str, got: Results) -> np.ndarray[Any, Any] | None:
-        """Return the next value of a state, None where the graph does not give it, which the proof has found."""
+        """Return the next value of a state, None for a missing one, which the proof has reported."""
         output = self.roles.following.get(state)
         return got.left.get(state) if output is None else got.outputs.get(output)
 
-    # --- a gradient that is not finite ------------------------------------------------------------------------------
+    # --- a non-finite gradient ------------------------------------------------------------------------------
 
     def shape(self, gradient: str, feeds: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the shape of a gradient on these feeds."""
+        """Return the shape of a gradient on some feeds."""
         key = (gradient, *(np.shape(array) for array in feeds.values()))
         if key not in self._shapes:
             outputs = self.original.run(feeds).outputs
@@ -285,7 +285,7 @@ class Bench:
         runner, given, names = self._rule
         got = runner.run({**case.feeds, given: np.asarray(case.finite)}).outputs
         for role, value in self.oracle.rule_alone(case.feeds, case.finite).items():
-            if role in names:  # else it has no next value, which the proof has found
+            if role in names:  # otherwise it has no next value, which the proof has reported
                 yield from compare_values(names[role], value, got[names[role]], RULE, None)
 
     @functools.cached_property
@@ -303,7 +303,7 @@ class Bench:
     # --- preparation ------------------------------------------------------------------------------------------------
 
     def _copy(self, model: ir.Model) -> Copy:
-        """Return a copy that is fed the scale and the states, with seeds for its random operators."""
+        """Return a copy with the scale and the states as inputs, and seeds for its random operators."""
         copy = Copy(model)
         copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
@@ -319,7 +319,7 @@ class Bench:
         return copy
 
     def _show_activations(self, copy: Copy) -> None:
-        """Let the forward values that telemetry looks at be outputs, too, but for inputs."""
+        """Add the forward values of telemetry to the outputs, except inputs."""
         shown = [copy.values[name] for name in self.oracle.activations if name in copy.values]
         typed = dtypes_by_name(copy.model) if shown else {}
         for value in shown:
@@ -328,12 +328,12 @@ class Bench:
         copy.show(value.name or "" for value in shown if not value.is_graph_input())
 
     def renew(self) -> None:
-        """Run every step in sessions of its own from now on: random operators begin at their seeds again."""
+        """Run every further step in its own sessions, so that random operators restart from their seeds."""
         for runner in filter(None, (self.original, self.scaled, self._lowered)):
             runner.fresh = True
 
     def _find_random(self) -> tuple[int | None, dict[str, int], dict[str, int]]:
-        """Choose seeds for random operators that have none, in both graphs: how many, None if some cannot get one."""
+        """Choose seeds for random operators without one, in both graphs; return their number, None if impossible."""
         graph, nodes = self.pair.original.graph, self.pair.nodes
         seeds = {node: i for i, node in enumerate(find_unseeded(graph), 1) if node in nodes}
         mine = {node.outputs[0].name or "": i for node, i in seeds.items()}
@@ -342,7 +342,7 @@ class Bench:
         return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
 
     def _find_tested(self) -> list[str]:
-        """Find the operands of the finite check that the original has, such as sums of gradients and weight decay."""
+        """Find the operands of the finite check in the original, such as sums of gradients and weight decay."""
         nodes = filter(CheckFinite.inserted, self.pair.scaled.graph if self.pair.proved else ())
         read = {value for node in nodes for value in node.inputs}
         values = (value for node in self.pair.nodes for value in node.outputs)
@@ -363,7 +363,7 @@ class Bench:
 
 
 def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
-    """Return a gradient divided by the scale; where the scale enters at the gradient itself, that product divided."""
+    """Return a gradient divided by the scale; where the scale enters at the gradient itself, the divided product."""
     pending = [(gradient, True)]
     for value, times in pending:  # grows
         for node, index in uses_of(value):

@@ -1,4 +1,4 @@
-"""A counterexample in a file: what is fed, and what was done, so that it can be run again."""
+"""A counterexample in a file, with its feeds and its kind, for another run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save_case(case: Case, path: str | os.PathLike[str]) -> None:
     """Write a case as an .npz file, atomically: `feed/NAME` for each input, and the rest as JSON.
 
     Raises:
-        OutputError: the file cannot be written; an existing one is as it was.
+        OutputError: the file cannot be written; an existing one is unchanged.
     """
     small = [name for name, array in case.feeds.items() if array.dtype == ml_dtypes.bfloat16]
     arrays: dict[str, Any] = {f"{_FEED}{n}": a.view(np.uint16) if n in small else a for n, a in case.feeds.items()}

@@ -1,11 +1,11 @@
-"""The values that a finite check is proved to notice.
+"""The values that a finite check provably tests.
 
 From the flag `all_finite` back: `IsAllFinite(x)` notices every element of x that is not finite; `Not(IsNaN(t))` notices
-a NaN in t. An element that is not finite makes a NaN of its product with 0, and of any sum that has this product in it.
-Sums, products, casts and moves hand on what is not finite (infinity minus infinity is NaN, infinity times 0 too), so
-what is noticed of their result is noticed of their operands, where no other operand is empty. So do products that sum
-over an axis. Nothing is claimed of any other operator: ReduceMax may lose a NaN, and Clip makes a number of an
-infinity.
+a NaN in t. The product of a non-finite element with 0 is NaN, and so is any sum with this product. Sums, products,
+casts and moves pass non-finite numbers on (infinity minus infinity is NaN, infinity times 0 too). So numbers that are
+noticed in their result are noticed in their operands, if no other operand is empty; the same holds for products that
+sum over an axis. Other operators give no proof: ReduceMax may lose a NaN, and Clip turns an infinity into a finite
+number.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BOTH = _NAN | _INFINITE
 
 
 def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
-    """Find the values whose every NaN or infinite element is proved to make a flag false, not looking behind some."""
-    # No walk of graph.walks: a value is met again as often as more is found to be noticed of it.
+    """Find the values whose NaN and infinite elements provably make a flag false; the search stops at some values."""
+    # This is no walk of graph.walks: a value is visited again when more of its numbers are found to be noticed.
     seen: dict[ir.Value, int] = {}
     pending = list(_leaves(all_finite, good=True))
     while pending:
@@ -42,7 +42,7 @@ def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[i
 
 
 def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
-    """Return the values that a flag tests, with the noticed kinds. `good` flags are false if something is noticed."""
+    """Return the values that a flag tests, with the noticed kinds. `good` flags are false for noticed numbers."""
     found, pending, seen = list[tuple[ir.Value, int]](), [(flag, good)], set[tuple[ir.Value, bool]]()
     while pending:
         each = value, good = pending.pop()
@@ -69,7 +69,7 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
 def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
     node = value.producer()
     rule = None if node is None else rule_of(node)
-    # A cast to a type that saturates, or that has no infinity, is not linear.
+    # A cast to a type with saturation, or without infinity, is not linear.
     if node is None or rule is None or (rule.kind is not Kind.LINEAR and has_trait(node, Trait.CAST)):
         return []
     operands = [operand for operand in node.inputs if operand is not None]
@@ -81,7 +81,7 @@ def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
         if any(zero):
             return [(operand, _BOTH) for operand, other in zip(operands, reversed(zero), strict=True) if other]
     if noticed != _BOTH and not has_trait(node, Trait.EXACT):
-        # An infinite operand may give NaN as well as infinity: only what is certain of a NaN is handed on.
+        # An infinite operand may give NaN or infinity: only the certainty for NaN is passed on.
         noticed &= _NAN
     if noticed and (has_trait(node, Trait.NONFINITE_OF_ALL) or sums):
         return [(operand, noticed) for operand in operands]
@@ -89,27 +89,27 @@ def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
 
 
 def _is_empty(value: ir.Value) -> bool:
-    """Return whether a value is known to have no element."""
+    """Return whether a value certainly has no elements."""
     tensor = constant_tensor(value)
     shape = value.shape if tensor is None else tensor.shape
     return shape is not None and 0 in list(shape)
 
 
 def _repeats_nothing(node: ir.Node) -> bool:
-    """Return whether a node may repeat its operand no times: counts, also ones joined by Concat, may be 0."""
+    """Return whether a node may repeat its operand zero times: counts, also joined by Concat, may be 0."""
     counts = reach([node.inputs[1]], _joined) if node.op_type in ("Tile", "Expand") else ()
     tensors = [constant_tensor(value) for value in counts if not _joined(value)]
     return any(tensor is None or not np.all(tensor.numpy()) for tensor in tensors)
 
 
 def _joined(value: ir.Value | None) -> Sequence[ir.Value | None]:
-    """Return the operands of the Concat that gives a value; none for other values."""
+    """Return the operands of the Concat above a value; none for other values."""
     node = None if value is None or constant_tensor(value) is not None else value.producer()
     return node.inputs if node is not None and (node.domain, node.op_type) == ("", "Concat") else ()
 
 
 def _sums_every_product(node: ir.Node) -> bool:
-    """Return whether each element of both operands enters a sum that is an element of the result."""
+    """Return whether each element of both operands is part of a sum in the result."""
     if (node.domain, node.op_type) == ("", "Einsum"):
         terms = attribute(node, "equation", "").partition("->")[0].replace(" ", "").split(",")
         return len(terms) == 2 and all(len(set(term)) == len(term) and term.isalpha() for term in terms)

@@ -1,4 +1,4 @@
-"""The measurements: equal values at every loss scale, steps that are skipped, and the rule of the loss scale."""
+"""The measurements: equal values at every loss scale, skipped steps, and the rule of the loss scale."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Measurements", "measure", "replay"]
 
 POWERS = (1.0, 2.0**10, 2.0**15)
 WIDE_POWERS = (2.0**-10, 2.0**16, 2.0**17, 2.0**24, 2.0**40, 2.0**80, 2.0**120)
-HUGE = 2.0**126  # of two, and more than most backward passes take
-MAGNITUDES = (1e3, 1e-3)  # of the batches, beside 1
-# Gradients from which on each is forced once, not in every way, and the groups of as many inputs.
+HUGE = 2.0**126  # powers of two, beyond the range of most backward passes
+MAGNITUDES = (1e3, 1e-3)  # magnitudes of the batches, beside 1
+# Number of gradients above which each is forced only once; also for groups of inputs.
 _MANY, _GROUPS = 100, 16
-# Both graphs round to a small type; the unit of float16 is 2**-11. Underflow without a scale is lost in the original
-# alone.
+# Both graphs round to a small type; the unit of float16 is 2**-11. Only the original loses numbers by underflow without
+# a scale.
 SMALL_TOLERANCE = 2.0**-7
 _KINDS = (math.nan, math.inf, -math.inf)
 _POISONED = 1e-5  # a saturated forward pass leaves small gradients, whose rounding depends on the scale
 
-# Called with a stage, the cases done and their number.
+# A callback with the stage, the number of finished cases, and their total.
 Progress = Callable[[str, int, int], None]
 
 
@@ -39,8 +39,8 @@ class Measurements:
     """The results of the measurements, with the attributes of `VerifyReport`.
 
     Attributes:
-        tolerance: as for `verify`, and as large as the types of the graph make it.
-        comparable: whether the original gives the same values in each run.
+        tolerance: as for `verify`, and at least that of the graph's types.
+        comparable: True if the original gives the same values in each run.
     """
 
     checks: list[Check] = dataclasses.field(default_factory=list)
@@ -53,7 +53,7 @@ class Measurements:
     comparable: bool = True
 
     def try_all(self, name: str, cases: Iterable[Case], bench: Bench, what: str) -> None:
-        """Run cases until one goes wrong, and add a check."""
+        """Run cases up to the first failure, and add a check."""
         wanted = list(cases)
         for i, case in enumerate(wanted):
             self.progress(name, i, len(wanted))
@@ -63,7 +63,7 @@ class Measurements:
                 reason = str(found[0]) if found else None
             except VerifyError as error:
                 if case.kind != "rule":
-                    bench.original.run(case.feeds)  # raises for feeds that the original does not take either
+                    bench.original.run(case.feeds)  # raises for feeds that the original refuses, too
                 reason = str(error)
             if reason is not None:
                 self.checks.append(Check(name, FAILS, f"{case}: {reason}"))
@@ -75,10 +75,10 @@ class Measurements:
 
 
 def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | None, *, runs: int, seed: int) -> None:
-    """Run both graphs on random feeds; `others` draws some with other sizes of symbolic axes, if one may choose them.
+    """Run both graphs on random feeds; `others` draws feeds with other sizes of free symbolic axes.
 
     Raises:
-        VerifyError: a graph cannot be run, or the original computes nothing finite on random feeds.
+        VerifyError: a graph cannot be run, or the original computes no finite values on random feeds.
     """
     found.notes += feeder.notes
     if bench.replaced:
@@ -106,7 +106,7 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | 
 
 
 def replay(found: Measurements, bench: Bench, case: Case) -> None:
-    """Run one case again; refuse one of other graphs."""
+    """Run one case again; refuse a case of other graphs."""
     if case.kind == "skip" and case.gradient not in bench.gradients:
         raise VerifyError(f"the case forces a gradient {case.gradient!r}, which the original does not have")
     wanted = {value.name or "" for value in bench.roles.scale_states.values()}
@@ -125,7 +125,7 @@ def replay(found: Measurements, bench: Bench, case: Case) -> None:
 
 
 def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:
-    """Draw feeds on which the original computes finite gradients."""
+    """Draw feeds with finite gradients in the original."""
     for style in STYLES:
         batches = [feeder.draw(random, style) for _ in range(runs)]
         failure = "it computes a loss or gradients that are not finite on random feeds"
@@ -138,7 +138,7 @@ def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generato
 
 
 def _other_sizes(bench: Bench, others: Feeder | None, random: np.random.Generator, found: Measurements) -> list[Arrays]:
-    """Draw a batch with other sizes of symbolic axes, if the original takes them."""
+    """Draw a batch with other sizes of symbolic axes, if the original accepts them."""
     if others is None:
         return []
     try:
@@ -150,7 +150,7 @@ def _other_sizes(bench: Bench, others: Feeder | None, random: np.random.Generato
 
 
 def _other_magnitudes(bench: Bench, feeder: Feeder, batch: Arrays) -> Iterator[Arrays]:
-    """Yield the batch with larger and smaller numbers, where the original computes finite gradients of them."""
+    """Yield the batch with larger and smaller numbers, if the original's gradients are finite."""
     for factor in MAGNITUDES:
         scaled = feeder.multiply(batch, factor)
         with contextlib.suppress(VerifyError):
@@ -159,7 +159,7 @@ def _other_magnitudes(bench: Bench, feeder: Feeder, batch: Arrays) -> Iterator[A
 
 
 def _settle_randomness(bench: Bench, feeds: Arrays, found: Measurements) -> bool:
-    """See whether the original gives the same twice, and say what follows; whether values can be compared."""
+    """Compare two equal runs of the original, and note the consequences; return whether values can be compared."""
     if bench.seeds:
         note = f"{bench.seeds} operators that draw random numbers without a seed were given one to run them"
         found.notes.append(note)
@@ -205,13 +205,13 @@ def _compare_values(
         return
     is_checked = bench.roles.all_finite is not None and bench.feeds_scale
     pairs = [*itertools.product(batches, scales), *itertools.product(further, scales[:2])]
-    # A step that overflows by the scale itself is skipped, where steps are skipped at all.
+    # A step with an overflow by the scale itself is skipped, if steps are skipped at all.
     pairs += [(batches[0], scale) for scale in wide] if is_checked else []
     starts = bench.oracle.starts()
 
     def cases() -> Iterator[Case]:
         for i, (batch, scale) in enumerate(pairs):
-            # Where a gradient overflows, the step is skipped, and a reset is no carried state.
+            # A step with an overflow is skipped, and a reset is no carried state.
             feeds = feeder.without_resets(batch) if scale in WIDE_POWERS else batch
             start = bench.with_scale(starts[i % len(starts)], scale)
             yield Case("step", {**feeds, **start}, tolerance=tolerance)
@@ -243,7 +243,7 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
     many = len(bench.gradients) > _MANY
 
     def cases() -> Iterator[Case]:
-        # Each start comes with each kind of number in turn.
+        # Each start is combined with each kind of number in turn.
         starts = itertools.cycle(bench.oracle.starts())
         for i, batch in enumerate(batches[:1] if many else batches):
             feeds = feeder.without_resets(batch)
@@ -272,7 +272,7 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
 
     def cases() -> Iterator[Case]:
         starts = itertools.cycle(bench.oracle.starts())
-        # A step that draws random numbers from seeds takes a session for each run.
+        # A step with random numbers from seeds needs a session for each run.
         kinds = _KINDS[:1] if bench.original.fresh else _KINDS
         for (i, group), number in itertools.product(enumerate(groups), kinds):
             poisoned = {each: feeds[each].copy() for each in group}
@@ -280,7 +280,7 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
                 array.reshape(-1)[(0, array.size // 2, array.size - 1)[i % 3]] = number
             start = bench.with_scale(next(starts), POWERS[1])
             case = Case("poison", {**feeds, **poisoned, **start}, tolerance=max(found.tolerance, _POISONED))
-            with contextlib.suppress(VerifyError):  # of the original: an index that follows from it is out of range
+            with contextlib.suppress(VerifyError):  # in the original: an index computed from it is out of range
                 bench.original.run(case.feeds)
                 yield case
 

@@ -1,4 +1,4 @@
-"""The state of a loss scale, and the reports of telemetry, after a step: by the rule on numpy."""
+"""The state of a loss scale, and the reports of telemetry, after a step, by the rule on numpy."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Oracle:
     Attributes:
         rule: the rule; None for a fixed scale.
         initial: the scale at the beginning.
-        gradients: the names of the gradients that telemetry reports on.
-        activations: the names of the forward values that telemetry looks at.
+        gradients: the names of the gradients in telemetry.
+        activations: the names of the forward values in telemetry.
     """
 
     def __init__(self, pair: Pair, roles: Roles) -> None:
@@ -41,7 +41,7 @@ class Oracle:
         self._every = int(pair.stamp.telemetry.get(RANGES, {}).get("every", 0))
 
     def starts(self) -> list[Arrays]:
-        """Return states to start a step from, by input name; the first is that of the beginning."""
+        """Return first states for a step, by input name, beginning with the initial one."""
         rule = self.rule
         if rule is None:
             return [self._feeds({LOSS_SCALE: self.initial}, i) for i in range(2 if self._every else 1)]
@@ -63,7 +63,7 @@ class Oracle:
         return [self._feeds({**first, **variant}, i) for i, variant in enumerate(variants)]
 
     def _feeds(self, values: Mapping[str, float], count: int) -> Arrays:
-        # In every other step ranges are measured.
+        # Ranges are measured in every other step.
         steps = count * self._every if self._every and count % 2 == 0 else 7 + count
         counters = {"steps": steps, "skipped_steps": 3 + count, "consecutive_skips": count, "last_skip_step": 5}
         states = self.roles.scale_states or {LOSS_SCALE: self.roles.scale}
@@ -87,7 +87,7 @@ class Oracle:
         return found | (self._counted(feeds, self.applies(feeds, finite)) if self.roles.counters else {})
 
     def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
-        """Return `{role: next value}` of the loss scale, and `stuck` where the policy has that."""
+        """Return `{role: next value}` of the loss scale, and `stuck` if the policy has it."""
         assert self.rule is not None
         state, stuck = self.rule.step(self._state(feeds), finite)
         states = self.roles.scale_states.items()
@@ -95,7 +95,7 @@ class Oracle:
         return found if self.roles.stuck is None else {**found, "stuck": np.asarray(stuck)}
 
     def ranges(self, feeds: Mapping[str, Any], gradients: Arrays) -> Arrays:
-        """Return `{state: next value}` of the ranges of a step's unscaled gradients, if these are known."""
+        """Return `{state: next value}` of the ranges of a step's unscaled gradients, if known."""
         if self.roles.ranges is None or any(name not in gradients for name in self.gradients):
             return {}
         name, steps = self.roles.ranges.name or "", self.roles.counters["steps"]
@@ -112,7 +112,7 @@ class Oracle:
     ) -> Iterator[tuple[str, Any]]:
         """Yield the known names and values of the outputs that report on a step.
 
-        The gradients are unscaled; the activations that telemetry looks at are among all values by name.
+        The gradients are unscaled; the values by name include the activations of telemetry.
         """
         if self.roles.all_finite is not None:
             yield self._names["all_finite"], np.asarray(finite)
@@ -152,14 +152,14 @@ class Oracle:
 
 
 def _range(array: np.ndarray[Any, Any]) -> tuple[float, float, float]:
-    """Return the largest magnitude of finite elements, the share of zeros and the share of those not finite."""
+    """Return the largest magnitude of finite elements, and the shares of zeros and of non-finite elements."""
     finite, size = array[np.isfinite(array)], max(1, array.size)
     largest = np.abs(finite.astype(np.float64)).max(initial=0.0)
     return float(largest), np.count_nonzero(array == 0) / size, (array.size - finite.size) / size
 
 
 def _arrays(states: Mapping[str, ir.Value], numbers: Mapping[str, float]) -> Arrays:
-    """Return numbers by role as arrays by the names and of the types of states."""
+    """Convert numbers by role to arrays, with the names and types of states."""
     return {state.name or "": np.asarray(numbers[role], dtype=_dtype(state)) for role, state in states.items()}
 
 

@@ -1,4 +1,4 @@
-"""An original graph and the scaled one that is said to come from it, side by side."""
+"""An original graph, and its supposed scaled graph."""
 
 from __future__ import annotations
 
@@ -47,20 +47,19 @@ class Pair:
     """Both graphs, and the analysis of the original.
 
     Attributes:
-        original: the original, with what hides the gradient path spelled out, in the mixed precision of the scaled one.
+        original: the original, without nodes that hide the gradient path, in the mixed precision of the scaled one.
         scaled: the scaled model.
         reading: its values by the roles in its metadata.
         policy: its loss scale.
         analysis: the analysis of the original.
-        states: `{input: output}` of the state that the original carries, None where it writes the input in place.
+        states: `{input: output}` of the original's carried state, None for inputs written in place.
         kept: the states that advance on skipped steps, too.
-        nodes: `{node of the original: the same node in the scaled graph}`; where another tool changed the graph, those
-            that can be told by their names.
-        proved: whether all nodes of the scaled graph are those that the original gives.
-        small: the types smaller than float32 that the original computes in, in the mixed precision of the scaled one.
-        notes: facts that a user should know.
-        lowered: the file, where it is a lowered one: then `scaled` is the plain form that it should have, with the same
-            initial values.
+        nodes: `{node of the original: the same node in the scaled graph}`; where another tool changed the graph, only
+            nodes with the same names.
+        proved: True if all nodes of the scaled graph are the expected ones.
+        small: the types below float32 in the original, in the mixed precision of the scaled one.
+        notes: facts for the user.
+        lowered: a lowered file; then `scaled` is its expected plain form, with the same initial values.
     """
 
     original: ir.Model
@@ -82,7 +81,7 @@ class Pair:
         return self.reading.stamp
 
     def counterpart(self, value: ir.Value) -> ir.Value | None:
-        """Return the scaled graph's result of the node that computes a value in the original, or the same input."""
+        """Return a value's counterpart in the scaled graph: the result of the same node, or the same input."""
         node = value.producer()
         if node is None:
             return self.reading.values.get(value.name or "")
@@ -95,9 +94,9 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     """Read both graphs, analyse the original, and scale it again.
 
     Raises:
-        VerifyError: they do not belong together.
+        VerifyError: the graphs do not belong together.
         AlreadyScaledError: the original carries a loss scale.
-        GraphscaleError: one cannot be read, or the original cannot be scaled.
+        GraphscaleError: a graph cannot be read, or the original cannot be scaled.
     """
     first, first_name = open_copy(original)
     if is_scaled(first):
@@ -144,18 +143,18 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
 
 
 def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:
-    """Return the plain form of an expected lowered model, with the initial values of the one that is found."""
+    """Return the plain form of an expected lowered model, with the initial values of the found one."""
     plain = plain_form(expected, "the expected model")
     for value in plain.graph.inputs:
         own = found.graph.initializers.get(value.name or "")
-        if own is not None and own.const_value is not None:  # a session gives one to all carried inputs
+        if own is not None and own.const_value is not None:  # a session adds initial values to all carried inputs
             value.const_value = own.const_value
             plain.graph.initializers[own.name or ""] = value
     return plain
 
 
 def _match_nodes(original: ir.Model, scaled: ir.Model, translation: Translation) -> dict[ir.Node, ir.Node]:
-    """Match nodes by their names; where the translation is not proved, first of all those that compute the same."""
+    """Match nodes by their names; without a proved translation, first by equal computations."""
     nodes = match_models(original, scaled).nodes
     if not translation.graph:
         return nodes
@@ -167,14 +166,14 @@ def _match_nodes(original: ir.Model, scaled: ir.Model, translation: Translation)
     named = {
         node: other
         for node, other in nodes.items()
-        # Another tool may have given its name to another node.
+        # Another tool may have used its name for another node.
         if node not in wanted or taken.get(other, wanted[node]) is wanted[node]
     }
     return {**named, **{node: other for node, other in found.items() if other is not None}}
 
 
 def _by_signature(graph: ir.Graph) -> dict[bytes, ir.Node]:
-    """Return the nodes by what they compute, without those that compute the same as another one."""
+    """Return the nodes by their computations, without nodes with equal ones."""
     signatures = sign_nodes(graph)
     counts = Counter(signatures.values())
     return {signature: node for node, signature in signatures.items() if counts[signature] == 1}
@@ -184,7 +183,7 @@ def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
     """Return a copy of a scaled model, its name for messages, its metadata and its policy.
 
     Raises:
-        GraphscaleError: it cannot be read, is damaged, or is not scaled.
+        GraphscaleError: the model cannot be read, is damaged, or is not scaled.
     """
     model, name, proto = open_copy_with_proto(scaled)
     rejection = find_rejection(outline(model, proto))
@@ -201,7 +200,7 @@ def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
 
 
 def _check_stamp(stamp: Stamp, name: str) -> LossScale:
-    """Refuse metadata that are JSON, but not of the form that scaling writes; return the policy."""
+    """Refuse metadata in JSON of another form than scaling's; return the policy."""
     read_report(stamp, name)
     damaged = f"{name} has damaged graphscale metadata"
     try:
@@ -220,7 +219,7 @@ def _check_stamp(stamp: Stamp, name: str) -> LossScale:
 
 
 def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
-    """Return the reason why one graph cannot be the other one scaled, None without one."""
+    """Return the reason why a graph cannot be the scaled form of another, or None."""
     inputs = {value.name: value for value in scaled.inputs}
     outputs = {value.name: value for value in scaled.outputs}
     # State that is written in place is no output of the scaled graph.
@@ -253,17 +252,17 @@ class Roles:
     """The values of a scaled graph by their roles.
 
     Attributes:
-        scale: the loss scale; outside of the graph where another tool took out a constant one.
-        all_finite: the flag of the finite check; None where there is none.
-        stuck: the flag of a scale that is stuck, where the policy has one.
-        scale_states: the state of the loss scale by role, `loss_scale` among it; empty for a fixed one.
+        scale: the loss scale; outside of the graph if another tool removed a constant one.
+        all_finite: the flag of the finite check, or None.
+        stuck: the flag of a stuck scale, if the policy has one.
+        scale_states: the state of the loss scale by role, including `loss_scale`; empty for a fixed one.
         counters: the counters of telemetry by role.
-        ranges: the ranges of the gradients, where telemetry measures them.
-        next_values: the next values of these by role, as they are written or leave the graph.
-        following: `{state: output}` for everything carried, None where it is written in place.
-        written: the states that are written in place.
+        ranges: the ranges of the gradients, if telemetry measures them.
+        next_values: the next values of these by role, as outputs or writes.
+        following: `{state: output}` for all carried state, None for state written in place.
+        written: the states written in place.
         reports: the names of the outputs that report on a step.
-        scaled_loss: the output that is the loss times the scale, where it was asked for.
+        scaled_loss: the output with the loss times the scale, if any.
     """
 
     scale: ir.Value
@@ -280,10 +279,10 @@ class Roles:
 
 
 def find_roles(pair: Pair) -> Roles:
-    """Find the values that the metadata name.
+    """Find the values in the metadata.
 
     Raises:
-        VerifyError: with the first that is not there.
+        VerifyError: a value is missing; the message names the first.
     """
     graph, names = pair.scaled.graph, pair.stamp.names
     found, outputs = dict(pair.reading.named), {value.name: value for value in graph.outputs}
@@ -316,7 +315,7 @@ def find_roles(pair: Pair) -> Roles:
     fed = {state.name or "": pair.stamp.state.get(state.name or "") for state in carried.values()}
     nexts = {role: in_place.get(v.name or "", outputs.get(fed[v.name or ""])) for role, v in carried.items()}
     fed |= pair.states
-    # In-place state may also have its next value among the outputs, to be looked at.
+    # In-place state may also have its next value among the outputs, for the caller.
     shown = {f"{state.name}.next" for state in carried.values()}
     return Roles(
         scale=found["loss_scale"],

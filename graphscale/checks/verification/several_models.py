@@ -1,4 +1,4 @@
-"""The verification of several models: an artifact folder scaled once more, a step split once more, and compared."""
+"""The verification of several models: an artifact folder is scaled again, a step split again, and compared."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = ["verify_folder", "verify_halves"]
 Compare = Callable[[Checkpoint, Checkpoint], Iterator[str]]
 
 _NOTE = "no model was run: those of a folder work on one state, in a training session"
-_GUARDS = "optimizer model: "  # begins the counts of what a report says was inserted there
-# ONNX Runtime checks more of a checkpoint than is read here.
+_GUARDS = "optimizer model: "  # the prefix of the optimizer model's counts in a report
+# ONNX Runtime checks further parts of a checkpoint, which are not read here.
 _OTHER_BYTES = "its bytes are not those that scaling writes; --trained accepts the checkpoint of a session"
 _SPLIT = (
     "no model was run: the step was split once more, as the halves claim it was",
-    "the step itself is taken as it is; hold it against its original: verify ORIGINAL STEP",
+    "the step itself is not checked; compare it with its original: verify ORIGINAL STEP",
 )
 
 
@@ -59,10 +59,10 @@ def verify_folder(
         original: the folder before scaling.
         scaled: the folder after scaling.
         loss: the name of the loss, as given to the scaling.
-        trained: the checkpoint may hold other values, those of the loss scale within the range of the policy.
+        trained: True if the checkpoint may have other values, for the loss scale within the range of the policy.
 
     Raises:
-        GraphscaleError: a file cannot be read, or the original cannot be scaled by what the scaled folder claims.
+        GraphscaleError: a file cannot be read, or the original cannot be scaled by the scaled folder's claims.
     """
     first, second = check_complete(original), check_complete(scaled)
     training = model_files.load(first / TRAINING_MODEL)
@@ -100,7 +100,7 @@ def verify_folder(
 
 
 def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None, lower: bool) -> Path:
-    """Scale the original as the scaled folder claims it was, and return the new folder."""
+    """Scale the original by the claims of the scaled folder, and return the new folder."""
     mixed = claims.cast_pass()
     if claims.cast_before and claims.autocast is not None:
         cast = temporary / "cast"
@@ -125,7 +125,7 @@ def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None
 def _file_differences(
     found: ArtifactFolder, expected: dict[str, Path], compare: Compare, *, exact: bool
 ) -> Iterator[str]:
-    """Compare the files that are neither models nor their checkpoint; `exact`: further checkpoints byte by byte."""
+    """Compare the files that are neither models nor their checkpoint; with `exact`, all checkpoints by bytes."""
     mine = {file.name: file for file in found.others()}
     for path in sorted(found.path.iterdir()):
         if not path.is_file():
@@ -166,7 +166,7 @@ def _checkpoint_differences(found: Checkpoint, expected: Checkpoint) -> Iterator
 
 
 def _entries(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
-    """Yield all that a checkpoint holds, with what it is."""
+    """Yield the entries of a checkpoint, with their descriptions."""
     yield from ((f"the trainable parameter {name!r}", array) for name, array in checkpoint.trainable.items())
     yield from ((f"the frozen parameter {name!r}", array) for name, array in checkpoint.frozen.items())
     yield from ((f"the property {name!r}", value) for name, value in checkpoint.properties.items())
@@ -187,9 +187,9 @@ def _difference(found: Any, expected: Any) -> str | None:
 
 
 def _trained_differences(found: Checkpoint, expected: Checkpoint, stamp: Stamp, policy: LossScale) -> Iterator[str]:
-    """Yield what training cannot have made of the expected checkpoint: other parameters, a state that no run reaches.
+    """Yield differences that training cannot explain: other parameters, a state that no run reaches.
 
-    The models of the folder should have the metadata `stamp`.
+    `stamp` is the expected metadata of the folder's models.
     """
     bare = [_without_values(checkpoint) for checkpoint in (found, expected)]
     yield from _checkpoint_differences(*bare)
@@ -217,10 +217,10 @@ def verify_halves(step: Model, *parts: Model) -> VerifyReport:
 
     Args:
         step: the scaled step.
-        parts: the stages of the first half, and the second half; of paths, the first and the last will do.
+        parts: the stages of the first half, and the second half; for paths, the first and the last are enough.
 
     Raises:
-        GraphscaleError: one cannot be read, or the step cannot be split as the halves claim.
+        GraphscaleError: a model cannot be read, or the step cannot be split as the halves claim.
     """
     given: list[Any] = [*parts]
     if len(given) < 2:
@@ -244,7 +244,7 @@ def verify_halves(step: Model, *parts: Model) -> VerifyReport:
 
 
 def _read_claims(half: ir.Model, name: str) -> dict[str, Any]:
-    """Read the options of the splitting. Buckets of the largest one's size are those that were made."""
+    """Read the options of the splitting. The size of the largest bucket gives the same buckets."""
     if SPLIT_KEY not in half.metadata_props:
         raise VerifyError(f"{name} is no half of a split step; verify takes both: verify STEP GRADS UPDATE")
     try:

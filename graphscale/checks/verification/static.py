@@ -1,4 +1,4 @@
-"""The proof again, on the scaled graph alone: its metadata only name values."""
+"""The proof again, on the scaled graph alone, with its metadata only for names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
 
 
 def _late_readers(model: ir.Model) -> Iterator[str]:
-    """Yield late readers, those inside of functions among them: runtimes take functions apart."""
+    """Yield late readers, including those inside functions, since runtimes inline functions."""
     if model.functions:
         model = model.clone()
         InlinePass()(model)
@@ -76,7 +76,7 @@ def _late_readers(model: ir.Model) -> Iterator[str]:
 
 
 def _metadata(pair: Pair, roles: Roles) -> Iterator[str]:
-    """Hold the metadata that sessions use against the graph: the state to feed back, and no state forgotten."""
+    """Compare the sessions' metadata with the graph: the state to feed back, without omissions."""
     for node in pair.analysis.graph:
         if node not in pair.nodes and pair.proved:
             yield f"node {node_name(node)!r} of the original is gone"
@@ -115,7 +115,7 @@ def _free_of_scale(
     name, graph = "outputs, state and loss free of the scale", pair.scaled.graph
     if degrees is None:
         if "after it was overwritten" not in contradiction:
-            # Another tool may have taken out the loss, and computed with a scale that is a constant.
+            # Another tool may have removed the loss, and folded a constant scale.
             is_open = not pair.proved and (loss is None or not roles.scale.is_graph_input())
             return Check(name, UNPROVED if is_open else FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
@@ -127,7 +127,7 @@ def _free_of_scale(
 
 
 def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
-    """Return the nodes between the present and the next state of the loss scale, and the writes of the latter."""
+    """Return the nodes between the present and the next state of the loss scale, and the writes of the next."""
     results = [skip_ordering(value) for role, value in roles.next_values.items() if role in roles.scale_states]
     results += [] if roles.stuck is None else [roles.stuck]
     found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
@@ -136,7 +136,7 @@ def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
-    """Return the selects that only make a write wait, and the nodes that nothing but these reads."""
+    """Return the selects that only delay a write, and the nodes with these as their only readers."""
     outputs = set(graph.outputs)
     found: set[ir.Node] = set()
     for node in reversed(list(graph)):
@@ -145,7 +145,7 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
             continue
         readers = {use.node for value in node.outputs for use in uses_of(value)}
         if readers and readers <= found and not outputs.intersection(node.outputs):
-            # A select hands on its last operand: what computes that is no part of the ordering.
+            # A select passes its last operand on: the nodes above that operand are no part of the ordering.
             handed = {skip_ordering(reader.outputs[0]) for reader in readers}
             if not handed.intersection(node.outputs):
                 found.add(node)
@@ -153,7 +153,7 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
 
 
 def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
-    """Return the unscaled gradients whose every non-finite element the check notices."""
+    """Return the unscaled gradients with a complete finite check."""
     assert roles.all_finite is not None
     symbol = Degrees(symbol=roles.scale)
     divisions = (node for node in graph if (node.domain, node.op_type) == ("", "Div"))
@@ -162,7 +162,7 @@ def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
 
 
 def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> Iterator[str]:
-    """Find the outputs and writes that the scale reaches by a way that passes no checked gradient."""
+    """Find the outputs and writes that the scale reaches on paths without a checked gradient."""
     reached = reach_unchecked(graph, roles.scale, tested, aside)
     for value in graph.outputs:
         if value in reached and value is not roles.scaled_loss:
@@ -210,7 +210,7 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> Iterator[str
 
 
 def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: frozenset[ir.Node]) -> Iterator[str]:
-    """Find faults of the update rule, which reads its own state and the flag alone, and which no other node reads."""
+    """Find faults of the update rule, which must read only its own state and the flag, and have no other readers."""
     assert roles.all_finite is not None
     given, aside = {roles.all_finite, *roles.scale_states.values()}, rule | ordering
     for node in graph:
@@ -248,11 +248,11 @@ def _coverage(pair: Pair, degrees: Degrees | None, contradiction: str) -> Check:
     return Check.proved(name, sorted(lacking), covered)
 
 
-# --- the forms in which a graph keeps the old value of a state on a step that is skipped -----------------------------
+# --- the forms of guards that keep the old value of a state on a skipped step -----------------------------
 
 
 def _find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
-    """Return the reason why a next value is not the state's on a skipped step, by these conditions; None if it is."""
+    """Return the reason why a next value is not the old one on a skipped step, by some conditions, or None."""
     value = skip_ordering(value)
     selected = _behind(value, "Cast")
     node = producer(selected, "Where")
@@ -271,13 +271,13 @@ def _find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[i
 
 
 def _find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | None:
-    """Return the reason why an accumulator could change its buffer on a skipped step, None if it cannot."""
+    """Return the reason why an accumulator could change its buffer on a skipped step, or None."""
     state, value = node.inputs[0], node.inputs[1]
     flag = input_at(node, 2)
     assert state is not None and value is not None
     negation = None if flag is None else producer(_behind(flag, "Reshape"), "Not")
     if assigns(node) or (negation is not None and negation.inputs[0] in conditions):
-        # It overwrites the buffer, always or on a skipped step: with what it holds.
+        # It overwrites the buffer, always or on a skipped step, with the buffer's own content.
         return _find_guard_fault(value, state, conditions)
     selected = producer(value, "Where")
     if selected is None or selected.inputs[0] not in conditions:
@@ -292,14 +292,14 @@ def _find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | 
 
 
 def _find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Find operands that a kernel overwrites as it computes, and that are no copies."""
+    """Find operands that a kernel overwrites, and that are no copies."""
     for node in graph:
         written: list[int | None] = list(overwritten_inputs(node))
         if (optimizer := optimizer_of(node)) is not None:
             written += [optimizer.source(o) for o, value in enumerate(node.outputs) if value.name]
         for i in written:
             value = input_at(node, i)
-            # A sum of one operand is a copy, in a buffer of its own.
+            # A sum of one operand is a copy in a new buffer.
             if value is not None and producer(value, "Sum") is None and not is_fresh(value):
                 yield node, value
 
@@ -310,7 +310,7 @@ def _behind(value: ir.Value, op_type: str) -> ir.Value:
 
 
 def _holds(value: ir.Value, state: ir.Value) -> bool:
-    """Return whether the type of a value holds every number of a state's."""
+    """Return whether the type of a value can hold every number of a state's type."""
     if value.dtype is None or state.dtype is None or value.dtype is state.dtype:
         return value.dtype is state.dtype
     return np.can_cast(state.dtype.numpy(), value.dtype.numpy(), "safe")

@@ -1,4 +1,4 @@
-"""The checks that follow from translation validation: nodes, initial values, metadata."""
+"""The checks by translation validation: nodes, initial values, metadata."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
     Args:
         translation: the differences between the scaled graph and the original scaled again.
         pair: both graphs.
-        numeric: whether nodes that differ are no failure.
-        trained: whether carried state may begin at other values, within the range of the policy.
+        numeric: True if different nodes are no failure.
+        trained: True if carried state may begin at other values, within the range of the policy.
     """
     what = f"{len(translation.nodes)} nodes, each the original's or an inserted piece"
     graph = Check.proved(TRANSLATION, translation.graph, what, UNPROVED)
@@ -41,7 +41,7 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
 
 
 def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
-    """Yield the initial values that no session can have left behind."""
+    """Yield initial values that no session can have written."""
     names, values = translation.stamp.names, {value.name: value for value in pair.scaled.graph.inputs}
     carried = {*translation.stamp.carried}
     for name, difference in translation.starts.items():
@@ -55,7 +55,7 @@ def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
 
 
 def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the fault of the state of a loss scale, `{role: array}`, if it is out of the range of its policy."""
+    """Yield the fault of a loss scale's state, `{role: array}`, if it is out of the range of its policy."""
     if isinstance(policy, DynamicLossScale):
         held = {**vars(policy.rule.initial_state())}
         held |= {role: a.reshape(-1)[0] for role, a in arrays.items() if role in held and a.size == 1}
@@ -65,7 +65,7 @@ def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
 
 
 def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model, version: str) -> list[Check]:
-    """Return the checks of one of several models: nodes, initial values, metadata, and the version that all name."""
+    """Return the checks of one of several models: nodes, initial values, metadata, and their common version."""
     same = compare_models(found, expected, f"the graph of {name}")
     wanted = read_stamp(expected.metadata_props, f"the expected {name}")
     what = f"{len(same.nodes)} nodes, each the original's or an inserted piece"

@@ -62,44 +62,44 @@ def verify(
 ) -> VerifyReport:
     """Verify a scaled graph against the original: by translation validation, by proof, and by running both.
 
-    The original is scaled once more, with the policy, the target and the options that the file claims. Each node,
-    constant, input, output, initial value and metadata property of the file must be one of the result; where nodes
-    differ, nothing is proved, whatever else holds. Roles come from the original alone, and from the arguments. Then
-    the file's degrees are proved again, and both graphs run on the same feeds on ONNX Runtime: outputs, gradients and
-    next states must have the same bits at loss scales that are powers of two; each gradient in turn is made
-    non-finite, which must leave all state as it was; and the loss scale must follow its rule.
+    The original is scaled again, with the policy, the target and the options that the file claims. Each node, constant,
+    input, output, initial value and metadata property of the file must be one of the result; with different nodes,
+    nothing is proved. Roles are taken only from the original and the arguments. Then the file's degrees are proved
+    again, and both graphs run on the same feeds on ONNX Runtime: outputs, gradients and next states must have the same
+    bits at loss scales that are powers of two; each gradient in turn is made non-finite, which must leave all state
+    unchanged; and the loss scale must follow its rule.
 
-    A folder is compared with the original folder scaled once more: models, checkpoint and other files. Halves are
-    compared with those of the step. Nothing is run then. A folder takes `loss` and `trained`. A single graph is
+    A folder is compared with the original folder scaled again: models, checkpoint and other files. Halves are compared
+    with those of the step. Then no model is run. The options for a folder are `loss` and `trained`. A single graph is
     compared with the step that `fuse` makes of an original folder.
 
     Args:
         original: the graph before scaling: a path, an onnx_ir model or a ModelProto; or a folder of artifacts.
-        scaled: the graph after scaling: the same kinds, or the result of `scale`; or the folder that `scale_artifacts`
-            wrote. Or the halves of the scaled step that comes first: the result of `split`, or a list of its models.
+        scaled: the graph after scaling: the same kinds, the result of `scale`, or a folder of `scale_artifacts`; or the
+            halves of the scaled step in the first argument: the result of `split`, or a list of its models.
         runs: number of random feeds; 0 for the proof alone.
         tolerance: allowed error of values, relative to the largest element of a tensor; 0 for the same bits.
         providers: execution providers, as for `onnxruntime.InferenceSession`; None for the CPU.
-        seed: of the random feeds.
+        seed: the seed of the random feeds.
         feeds: arrays for inputs by name, or an .npz file of them, in place of random ones.
-        dims: sizes for symbolic axes, by name; without one, that of `feeds`, else 4, and 7.
+        dims: sizes for symbolic axes, by name; by default the size in `feeds`, else 4, and 7.
         loss: the name of the loss, as given to the scaling.
         place: `NODE:INDEX`, the input of a node where the scale enters, as given to the scaling (there: `seed`).
         gradients: names of gradients, as given to the scaling.
         updates: `{output: input}` of carried state, as given to the scaling.
         roles: answers about roles, as given to the scaling.
         keep: states that advance on skipped steps, as given to the scaling.
-        force_roles: take the answers even where the original contradicts them, as given to the scaling.
-        numeric: ask for numbers alone: nodes that are neither the original's nor inserted pieces are no failure.
-        trained: carried state may begin at other values than in the original, within the range of the policy, as in a
-            file that a session has exported.
-        derivatives: also compare the original's gradients with slopes of its loss, as `check_gradients` does; a wrong
-            choice of the loss fails, and so do surrogate gradients.
-        replay: a counterexample, or the file that holds it: run that alone.
-        progress: called with the name of a stage, the runs of it that are done, and their number.
+        force_roles: accept the answers even where the original contradicts them, as given to the scaling.
+        numeric: True for numbers alone: nodes that are neither the original's nor inserted pieces are no failure.
+        trained: True if carried state may begin at other values than in the original, within the range of the policy,
+            as in a file that a session has exported.
+        derivatives: True to also compare the original's gradients with slopes of its loss, as `check_gradients` does; a
+            wrong choice of the loss fails, and so do surrogate gradients.
+        replay: a counterexample, or its file, to run alone.
+        progress: a callback with the name of a stage, the number of its finished runs, and their total.
 
     Raises:
-        GraphscaleError: a file cannot be read, the graphs do not belong together, or one cannot be run.
+        GraphscaleError: a file cannot be read, the graphs do not belong together, or a graph cannot be run.
     """
     if runs < 0 or not np.isfinite(tolerance) or tolerance < 0:
         raise VerifyError(f"runs and tolerance are at least 0; got {runs} and {tolerance:g}")
@@ -175,10 +175,10 @@ def _is_folder(model: Any) -> bool:
 
 
 def _fuse(folder: str, scaled: Model, hints: Hints) -> tuple[Model, Hints]:
-    """Return the step that `fuse` makes of a folder, with training operators where the scaled step has them.
+    """Return the fused step of a folder, with training operators if the scaled step has them.
 
     Returns:
-        the step, and the hints with which it is scaled.
+        the step, and the hints for its scaling.
     """
     from graphscale.ort.fusing import fuse, join_models
 
@@ -189,9 +189,9 @@ def _fuse(folder: str, scaled: Model, hints: Hints) -> tuple[Model, Hints]:
 def _verify_several(
     original: Model, scaled: Any, loss: str | None, trained: bool, single: Mapping[str, Any], progress: Progress
 ) -> VerifyReport | None:
-    """Verify a folder of artifacts, or the halves of a step; None if these are single graphs.
+    """Verify a folder of artifacts, or the halves of a step; return None for single graphs.
 
-    Single graphs alone have a use for the options `single`; all others are those of `verify`.
+    The options `single` are for single graphs only; all others are those of `verify`.
     """
     folders = [_is_folder(original), _is_folder(scaled)]
     parts = [*scaled.gradients, scaled.update] if hasattr(scaled, "update") else scaled

@@ -1,4 +1,4 @@
-"""The results of a verification, as data; and the comparison of values that a run gives with those expected."""
+"""The results of a verification, as data, and the comparison of a run's values with the expected ones."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = [
 
 _Array = np.ndarray[Any, Any]
 HOLDS, FAILS, SKIPPED, UNPROVED = "holds", "fails", "skipped", "not proved"
-TRANSLATION = "translation"  # the name of the check that numbers alone leave out
-_SHOWN = 3  # faults of one proof
+TRANSLATION = "translation"  # the name of the check that `numeric` leaves out
+_SHOWN = 3  # largest number of faults of one proof
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was checked.
+    """The check of one property.
 
     Attributes:
-        name: the property that it checks.
+        name: the checked property.
         status: "holds", "fails", "not proved", or "skipped".
         detail: the objects checked; of a failure, the contradiction; of a skipped check, the reason.
-        proof: whether it was proved on the graph; else it was measured by running it.
+        proof: True for a proof on the graph; else the property was measured by runs.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Check:
 
     @classmethod
     def proved(cls, name: str, faults: Iterable[str], what: str, failure: str = FAILS) -> Check:
-        """Make the check of a proof: the first faults, with the status `failure`, or what was proved of."""
+        """Make the check of a proof, with the first faults and the status `failure`, or with the proved objects."""
         found = list(faults)
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         detail = f"{'; '.join(found[:_SHOWN])}{more}" if found else what
@@ -58,18 +58,18 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One run that can be repeated.
+    """A repeatable run.
 
     Attributes:
         kind: "step": both graphs take a step on the same feeds; "skip": a gradient is forced to be non-finite;
             "poison": an input is not finite; "rule": the update rule of the loss scale alone.
-        feeds: the feeds, for the original those that it has; the state of the loss scale is among them.
+        feeds: the feeds, including the state of the loss scale; the original gets those of its own inputs.
         gradient: for "skip", the name of the gradient in the original.
-        number: for "skip", what is put into it: nan, inf or -inf.
+        number: for "skip", the number to force: nan, inf or -inf.
         position: for "skip", the index of the element in the flattened gradient.
-        finite: for "rule", whether the gradients are said to be finite.
+        finite: for "rule", the given result of the finite check.
         tolerance: allowed error of floating-point values, relative to the largest element of a tensor; 0 for equal
-            bits. In float16 2**-18 comes on top of it: what underflows without a scale.
+            bits. In float16, 2**-18 is added for underflow without a scale.
     """
 
     kind: str
@@ -95,7 +95,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A value that is not what it should be.
+    """A value that differs from its expectation.
 
     Attributes:
         name: the value, and the graph's name for it.
@@ -110,7 +110,7 @@ class Difference:
     source: str
 
     def places(self) -> _Array:
-        """Return the indices of the flattened elements that differ in their bits; both have one shape and dtype."""
+        """Return the indices of the flattened elements with different bits; shape and dtype are the same."""
         arrays = (np.asarray(self.expected), np.asarray(self.got))
         rows = [np.frombuffer(a.tobytes(), np.uint8).reshape(-1, a.dtype.itemsize) for a in arrays]
         return np.flatnonzero((rows[0] != rows[1]).any(axis=1))
@@ -141,15 +141,15 @@ def is_finite(array: _Array) -> bool:
 def compare_values(
     name: str, expected: _Array, got: _Array | None, source: str, tolerance: float | None = 0.0, lost: float = 0.0
 ) -> Iterator[Difference]:
-    """Yield the difference between two arrays of numbers that are not equal; NaN equals NaN, and -0.0 equals 0.0.
+    """Yield the difference between two unequal arrays of numbers; NaN equals NaN, and -0.0 equals 0.0.
 
     Args:
         name: the name of the value.
-        expected: the array that it should be.
-        got: the array that it is; None where there is none.
+        expected: the expected array.
+        got: the actual array, or None.
         source: the origin of the expectation.
-        tolerance: the error that is allowed, relative to the largest finite element; None where bits must be equal.
-        lost: the absolute error that is allowed.
+        tolerance: the allowed error, relative to the largest finite element; None for equal bits.
+        lost: the allowed absolute error.
     """
     if got is None:
         return
@@ -177,12 +177,12 @@ class VerifyReport(Summary):
     """The results of `verify`.
 
     Attributes:
-        checks: everything that was checked, in order; the proofs come first.
-        notes: facts about the checks that a user should know, a sentence each.
-        counterexample: the first run that went wrong; None where none did.
+        checks: all checks, in order; the proofs come first.
+        notes: facts about the checks for the user, a sentence each.
+        counterexample: the first failing run, or None.
         differences: the errors in that run.
         runs: number of runs of the scaled graph.
-        subject: "folder" or "halves" where several models were compared, and none was run; else empty.
+        subject: "folder" or "halves" for a comparison of several models, without runs; else empty.
     """
 
     checks: tuple[Check, ...]
@@ -201,7 +201,7 @@ class VerifyReport(Summary):
 
     @property
     def ok(self) -> bool:
-        """True if nothing failed, and nothing is left to be proved."""
+        """True if no check failed, and all proofs are complete."""
         return all(check.status in (HOLDS, SKIPPED) for check in self.checks)
 
     @property
@@ -219,11 +219,11 @@ class VerifyReport(Summary):
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        """The checks that failed."""
+        """The failed checks."""
         return tuple(check for check in self.checks if check.status == FAILS)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain dicts, lists, strings and numbers; of a counterexample no arrays."""
+        """Return the report as plain dicts, lists, strings and numbers, without the arrays of a counterexample."""
         case = self.counterexample
         return {
             "ok": self.ok,

@@ -1,1 +1,1 @@
-"""The pieces that lowering puts together: products, bounds, and tests of gradients."""
+"""The parts of lowering: products, bounds, and tests of gradients."""

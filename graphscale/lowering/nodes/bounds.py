@@ -1,9 +1,10 @@
-"""Bounds of gradients, by the operands of the products that they are.
+"""Bounds of gradients, by the operands of their products.
 
-A gradient dw = MatMul(x, dy) has no element larger than the sum of all |x| times the sum of all |dy|, and neither has a
-part of its sums (the triangle inequality). Where that is far below the largest float32 number, dw is finite: x and dy
-are the activations of a batch, and smaller than the weights. The gradient of a table has no element larger than the sum
-of all |rows|. A gradient that is neither is read: where the sum of its elements is finite, so are they.
+No element of a gradient dw = MatMul(x, dy), and no partial sum of one, is larger than the sum of all |x| times the sum
+of all |dy| (the triangle inequality). If this bound is far below the largest float32 number, dw is finite. The bound
+costs little, since x and dy are the activations of a batch, and smaller than the weights. No element of a table's
+gradient is larger than the sum of all |rows|. Other gradients are read: if the sum of the elements is finite, the
+elements are finite.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from graphscale.lowering.thresholds import Thresholds, count_elements
 
 __all__ = ["OPSET", "SAFE", "Fit", "ScalarBuilder", "add_bound", "add_inverse", "add_sum", "add_tests"]
 
-OPSET = 13  # since which ReduceSum takes its axes as an input
+OPSET = 13  # the first opset with the axes of ReduceSum as an input
 
-# Far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 of them; a number that a file can hold.
+# Far enough below 3.4e38 for the rounding of the sums, and for the sum of 100 bounds.
 SAFE = float(np.float32(1e36))
 # 2**126 is the largest power of two with a normal reciprocal.
 _NUMBERS = {"zero": 0, "half": 0.5, "one": 1, "limit": SAFE, "largest_scale": 2.0**126, "no_remainder": 2.0**-24}
 
 
 class ScalarBuilder(Builder):
-    """Creates nodes whose results are float32 scalars, or of the shape of an operand, in a graph or in a branch."""
+    """A builder of nodes with float32 scalars, or with an operand's shape, as results, in a graph or a branch."""
 
     def flag(self, op_type: str, inputs: Sequence[ir.Value | None]) -> ir.Value:
         return self.op(op_type, inputs, dtype=ir.DataType.BOOL)
@@ -42,7 +43,7 @@ class ScalarBuilder(Builder):
         return self.editor.shared_constant(f"graphscale/{self.mark}.{name}", array)
 
     def rename(self, copies: Iterable[ir.Node]) -> None:
-        """Give copied nodes and their values names of their own."""
+        """Rename copied nodes and their values."""
         for node in copies:
             node.name = self.editor.unique(node.name or "node")
             for value in node.outputs:
@@ -50,10 +51,10 @@ class ScalarBuilder(Builder):
 
 
 class Fit(NamedTuple):
-    """The verdict on all gradients together, before they are formed.
+    """The verdict on all gradients together, before they are computed.
 
     Attributes:
-        flag: all are finite, and can be unscaled exactly by a product with `inverse`.
+        flag: true if all are finite, and a product with `inverse` unscales them exactly.
         inverse: 1 / scale; None if every gradient is divided.
         quotients: each rate by the scale.
     """
@@ -72,8 +73,8 @@ def add_tests(make: ScalarBuilder, scale: ir.Value, tests: Sequence[GradientTest
         else add_bound(make, test.product, sums)
         for test in tests
     ]
-    # A sum below the limit has only terms below it; NaN is below nothing. ONNX Runtime forms the terms in this order,
-    # as soon as it can: then their operands are still in the caches.
+    # A sum below the limit has only terms below it; a comparison with NaN is false. ONNX Runtime computes the terms in
+    # this order, as soon as possible: then their operands are still in the caches.
     forward = [value for test in reversed(tests) if test.product is not None for value in test.product.unscaled]
     terms = [*dict.fromkeys(sums[value] for value in forward), *bounds]
     total = functools.reduce(lambda one, other: make.op("Add", [one, other]), terms)
@@ -84,18 +85,18 @@ def add_tests(make: ScalarBuilder, scale: ir.Value, tests: Sequence[GradientTest
         conditions = [make.flag("Less", [total, make.constant("limit")]), exact, *flags]
         flag = functools.reduce(lambda one, other: make.flag("And", [one, other]), conditions)
         return Fit(flag, inverse, quotients)
-    # No quotient may overflow, either: a scale below 1 makes numbers larger.
+    # The quotients may not overflow either: a scale below 1 makes numbers larger.
     is_large = make.flag("Less", [make.constant("one"), scale])
     limit = make.op("Mul", [make.constant("limit"), make.op("Where", [is_large, make.constant("one"), scale])])
     return Fit(make.flag("Less", [total, limit]), None, {})
 
 
 def add_inverse(make: ScalarBuilder, scale: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Add a flag and a number: 1 / scale, and true, if gradients may be unscaled anywhere; otherwise 1, and false.
+    """Add a flag and a number: true and 1 / scale, if gradients may be unscaled anywhere; else false and 1.
 
-    The scale must be a power of two, for any other one can be loaded; at least 1, for a smaller one makes numbers
-    larger; and not so large that 1 / scale is subnormal. The largest such power of two divided by it leaves 0 then, and
-    by any other number of at least 1 it leaves 2**-23 or more.
+    The flag is true for a power of two (another scale may be loaded), of at least 1 (a smaller scale makes numbers
+    larger), for which 1 / scale is no subnormal number. Then the remainder of the largest such power of two, divided by
+    the scale, is 0; for any other scale of at least 1, it is 2**-23 or more.
     """
     remainder = make.op("Mod", [make.constant("largest_scale"), scale], fmod=1)
     is_power = make.flag("Less", [remainder, make.constant("no_remainder")])
@@ -104,7 +105,7 @@ def add_inverse(make: ScalarBuilder, scale: ir.Value) -> tuple[ir.Value, ir.Valu
 
 
 def add_bound(make: ScalarBuilder, product: Product, sums: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Add a bound of the absolute values of a product; `sums` are those of operands, known ones and new ones."""
+    """Add a bound of the absolute values of a product; `sums` holds known sums of operands, and gets new ones."""
     for value in product.operands:
         if value not in sums:
             sums[value] = make.op("ReduceL1", [value], keepdims=0)
@@ -113,9 +114,9 @@ def add_bound(make: ScalarBuilder, product: Product, sums: dict[ir.Value, ir.Val
 
 
 def add_sum(make: ScalarBuilder, value: ir.Value, thresholds: Thresholds) -> ir.Value:
-    """Add the absolute value of the sum of all elements: where it is finite, so are they.
+    """Add the absolute value of the sum of all elements: if it is finite, the elements are finite.
 
-    That of a large value is formed by rows, side by side.
+    A large value is summed by rows, in parallel.
     """
     shape = value.shape
     assert shape is not None

@@ -1,4 +1,4 @@
-"""The plan by which a gradient is tested and unscaled: as a product of matrices, by its operands, or by its own sum."""
+"""The plan of a gradient's test and unscaling: as a product of matrices, by its operands, or by its own sum."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from graphscale.passes import CheckFinite, UnscaleGradients
 
 __all__ = ["GradientTest", "Product", "find_scaled", "find_total", "plan_test"]
 
-# The gradients of tables, by operators that spread their third operand, rows, over zeros, or add them up there.
+# Operators for gradients of tables, which write their third operand, rows, into zeros, or add them up there.
 _TABLES = {("", "ScatterND"), ("", "ScatterElements"), ("com.microsoft", "GatherGrad")}
-_LARGEST_CONSTANT = 1024  # elements; larger ones stay unread
+_LARGEST_CONSTANT = 1024  # elements; larger constants are not read
 
 
 class Product(NamedTuple):
-    """A product of two matrices that is a gradient, or a part of it from -1 to 1; in any shape, order and sign.
+    """A product of two matrices that is a gradient, or one times a number from -1 to 1, in any shape, order and sign.
 
-    No sum of absolute values of its elements is larger than that of one operand times that of the other: of operands
-    far from too large it is finite. The gradient of a table counts as a product of one operand, the rows.
+    The sum of the absolute values of its elements is at most the product of both operands' sums: with operands far
+    below the limit, it is finite. The gradient of a table counts as a product of one operand, the rows.
 
     Attributes:
-        operands: the values that are multiplied, before views.
-        cotangent: the place where the product, or the transposition before that, reads its scaled operand.
-        is_exclusive: True if nothing but the gradient is computed from the product: it may be unscaled instead.
+        operands: the factors, before views.
+        cotangent: the place where the product, or the transposition before it, reads its scaled operand.
+        is_exclusive: True if only the gradient is computed from the product, which may be unscaled instead.
     """
 
     operands: tuple[ir.Value, ...]
@@ -41,20 +41,20 @@ class Product(NamedTuple):
 
     @property
     def unscaled(self) -> list[ir.Value]:
-        """The operands but for the cotangent."""
+        """The operands without the cotangent."""
         return [value for value in self.operands if value is not skip_views(operand_at(self.cotangent))]
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientTest:
-    """The test of a large gradient: by a bound of its product, or else by its own sum.
+    """The test of a large gradient, by a bound of its product, or by its own sum.
 
     Attributes:
         division: the node that unscales the gradient.
         probe: the nodes of its finite check, in execution order, to be replaced.
-        product: the product that the bound is computed from.
-        early: whether the product is unscaled where it reads its cotangent.
-        rate: the place of a learning rate that is divided in the gradient's place, if any.
+        product: the product for the bound.
+        early: True if the cotangent of the product is unscaled.
+        rate: the place of a learning rate that is divided instead of the gradient, if any.
     """
 
     division: ir.Node
@@ -74,16 +74,16 @@ def plan_test(
     is_private: bool,
     rate: Use | None = None,
 ) -> GradientTest | None:
-    """Plan the test of a gradient; return None if it is small, or no float32 gradient with one probe.
+    """Plan the test of a gradient; return None for a small gradient, and for others than float32 with one probe.
 
     Args:
-        division: the node that unscales it.
-        readers: the nodes that may begin its probe: they read it, or the buffer that it is added to.
+        division: the node that unscales it. readers: the possible first nodes of its probe: readers of the gradient, or
+            of its buffer.
         total: the sum of all probes.
         scaled: the values of `find_scaled`.
         thresholds: the sizes from which a bound and early unscaling pay.
-        is_private: whether the gradient may be unscaled early, as far as its readers and the scale are concerned.
-        rate: the place of the learning rate that alone multiplies it, if there is one.
+        is_private: True if its readers and the scale allow early unscaling.
+        rate: the place of the learning rate that is its only factor, if any.
     """
     gradient = division.outputs[0]
     if division.op_type != "Div" or gradient.dtype is not ir.DataType.FLOAT:
@@ -106,7 +106,7 @@ def plan_test(
 
 
 def _find_probe(node: ir.Node, total: ir.Node) -> tuple[ir.Node, ...]:
-    """Return the nodes from a reader of a gradient to the sum of all probes, none if they are no probe of it alone."""
+    """Return the nodes from a reader of a gradient to the sum of all probes; none if they are no probe of it alone."""
     path = [node]
     while (MergeProbes.inserted(path[-1]) or CheckFinite.inserted(path[-1])) and len(path) < 5:
         uses = uses_of(path[-1].outputs[0])
@@ -119,7 +119,7 @@ def _find_probe(node: ir.Node, total: ir.Node) -> tuple[ir.Node, ...]:
 
 
 def find_total(flag: ir.Value | None) -> ir.Node | None:
-    """Return the sum of all probes that a flag, true if all gradients are finite, alone depends on."""
+    """Return the sum of all probes, if a flag of the finite check depends on nothing else."""
     value = flag
     for op_type in ("Not", "IsNaN", "Sum"):
         node = None if value is None else value.producer()
@@ -132,7 +132,7 @@ def find_total(flag: ir.Value | None) -> ir.Node | None:
 
 
 def find_scaled(graph: ir.Graph, scale: ir.Value) -> set[ir.Value]:
-    """Find all values that depend on the loss scale before they are unscaled."""
+    """Find all values that depend on the loss scale before an unscaling."""
     return descendants((node for node in graph if not UnscaleGradients.inserted(node)), [scale])
 
 
@@ -146,7 +146,7 @@ def _find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
         return None
     operands = {i: operand_at(Use(node, i)) for i in _indices_of_factors(node)}
     places = [i for i, operand in operands.items() if operand in scaled]
-    # Operands and result have one type; some exporters declare that of the gradient alone.
+    # Operands and result have one type; some exporters declare only that of the gradient.
     dtypes = {operand.dtype or value.dtype for operand in operands.values()}
     if len(places) != 1 or dtypes != {ir.DataType.FLOAT}:
         return None
@@ -159,19 +159,19 @@ def _find_product(division: ir.Node, scaled: set[ir.Value]) -> Product | None:
 
 
 def _indices_of_factors(node: ir.Node) -> tuple[int, ...]:
-    """Return the indices of the matrices that a node multiplies, or of the rows that it spreads over zeros."""
+    """Return the indices of a node's matrix factors, or of the rows that it writes into zeros."""
     if (node.domain, node.op_type) in _TABLES:
         is_zero = node.domain != "" or is_known_zero(node.inputs[0], of_finite=False, largest=_LARGEST_CONSTANT)
         return (2,) if is_zero and attribute(node, "reduction", "none") in ("none", "add") else ()
     if node.domain != "" or node.op_type not in ("Gemm", "MatMul"):
         return ()
-    # A factor above 1 is not in the operands, and an addend has no bound.
+    # A factor above 1 is not in the bound, and an addend has no bound.
     is_bounded = abs(attribute(node, "alpha", 1.0)) <= 1 and all(value is None for value in node.inputs[2:])
     return (0, 1) if is_bounded else ()
 
 
 def _find_source(node: ir.Node) -> int | None:
-    """Return the index of the operand whose elements a node moves, or multiplies by a constant number."""
+    """Return the index of the operand that a node moves, or multiplies by a constant number."""
     if has_trait(node, VIEWS):
         return 0
     if node.domain != "" or node.op_type != "Mul":

@@ -1,4 +1,4 @@
-"""Learning rates divided by the scale, in the place of the gradients that they multiply."""
+"""Learning rates divided by the scale, instead of their gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["divide_rates", "find_rate"]
 
 
 def find_rate(division: ir.Node, branch: ir.Graph) -> Use | None:
-    """Find the place where a branch multiplies an unscaled gradient by a scalar, if it reads it nowhere else.
+    """Find the place where a branch multiplies an unscaled gradient by a scalar, if it has no other reader there.
 
     Args:
         division: the node that unscales the gradient.
-        branch: the branch that computes the next values; the scalar comes from outside of it.
+        branch: the branch that computes the next values; the scalar is computed outside.
     """
     uses = [use for use in uses_of(division.outputs[0]) if use.node.graph is branch]
     if len(uses) != 1 or (uses[0].node.domain, uses[0].node.op_type) != ("", "Mul"):
@@ -35,9 +35,9 @@ def find_rate(division: ir.Node, branch: ir.Graph) -> Use | None:
 def divide_rates(
     make: Builder, scale: ir.Value, inverse: ir.Value, rates: Iterable[ir.Value]
 ) -> tuple[dict[ir.Value, ir.Value], list[ir.Value]]:
-    """Add the quotients of rates and the scale, and for each a flag: it is exact.
+    """Add the quotients of rates and the scale, and for each a flag, true if it is exact.
 
-    With a scale that is a power of two, `dw / scale * rate` and `dw * (rate / scale)` have the same bits then.
+    Then, for a power of two as the scale, `dw / scale * rate` and `dw * (rate / scale)` have the same bits.
     """
     quotients = {rate: make.op("Mul", [rate, inverse]) for rate in dict.fromkeys(rates)}
     products = [make.op("Mul", [quotient, scale]) for quotient in quotients.values()]

@@ -1,4 +1,4 @@
-"""Unscaling where it costs least: at a cotangent or a learning rate, in the place of a gradient."""
+"""Unscaling at the least cost: of a cotangent or a learning rate, instead of a gradient."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["unscale_ahead", "unscale_at_once"]
 
 
 def unscale_ahead(make: ScalarBuilder, test: GradientTest, fit: Fit) -> None:
-    """Unscale the cotangent of a product that stays outside of the branches, if it fits.
+    """Unscale the cotangent of a product outside of the branches, if it fits.
 
-    The exact branch divides by the scale. It runs for other steps, or for one to be skipped, whatever it divides then.
+    The exact branch, which divides by the scale, runs for other steps, and with any values for a step to be skipped.
     """
     if not test.early or test.product is None or test.product.cotangent.node.graph is not make.editor.graph:
         return
@@ -23,7 +23,7 @@ def unscale_ahead(make: ScalarBuilder, test: GradientTest, fit: Fit) -> None:
 
 
 def unscale_at_once(make: ScalarBuilder, test: GradientTest, fit: Fit) -> None:
-    """Unscale the cotangent or the rate in the place of a gradient, in the branch of all that fits."""
+    """Unscale the cotangent or the rate instead of a gradient, in the branch where all bounds fit."""
     division = test.division
     if test.rate is None and not test.early:
         return

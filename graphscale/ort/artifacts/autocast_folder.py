@@ -41,11 +41,11 @@ def autocast_artifacts(
 ) -> AutocastReport:
     """Write an artifact folder whose training model computes in mixed precision; parameters stay float32.
 
-    Eval model, optimizer model and checkpoint are unchanged, unless a loss scale is asked for.
+    Eval model, optimizer model and checkpoint are unchanged, except with `loss_scale`.
 
     Args:
         folder: the folder that `onnxruntime.training.artifacts.generate_artifacts` wrote.
-        out: the folder to write, complete: other files are copied. None for a dry run.
+        out: the new folder, complete with copies of other files. None for a dry run.
         dtype: "float16" or "bfloat16".
         emulate: as for `graphscale.autocast`.
         allow: as for `graphscale.autocast`.

@@ -1,4 +1,4 @@
-"""Reading an artifact folder, and checking that its files belong together."""
+"""Artifact folders, and a check that their files belong together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHECKPOINT = "checkpoint"
 MODELS = (TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL)
 ARTIFACTS = (*MODELS, CHECKPOINT)
 
-# The names that a training session knows the special inputs of a training model by.
+# The names of a training model's special inputs in a training session.
 LAZY_RESET_GRAD = "lazy_reset_grad"
 _BUFFER = "_grad.accumulation.buffer"
 
@@ -61,10 +61,10 @@ class ArtifactFolder:
     checkpoint: Checkpoint
 
     def others(self) -> Iterator[Path]:
-        """Yield the other files of the folder, those with the models' external weights left out.
+        """Yield the other files of the folder, without external weights of the models.
 
         Raises:
-            ModelFileError: one of them lies elsewhere, too, or has holes.
+            ModelFileError: a file lies outside of the folder, by a link, or has holes.
         """
         weights = {
             Path(tensor.base_dir, tensor.location).resolve()
@@ -77,7 +77,7 @@ class ArtifactFolder:
                 yield file
 
     def further_checkpoint(self, file: Path) -> Checkpoint | None:
-        """Read a file that is a checkpoint of this model; None for another one."""
+        """Read a checkpoint of this model; None for another file."""
         try:
             checkpoint = read_checkpoint(file) if is_checkpoint(file) else None
         except (ModelFileError, OSError):
@@ -95,27 +95,27 @@ def _refuse_strange(file: Path, folder: Path) -> None:
 
 
 def holds_artifacts(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder with at least one model of a training session in it."""
-    # os.path answers also for names that no file system takes.
+    """Return whether a path is a folder with at least one model of a training session."""
+    # os.path also answers for names that no file system accepts.
     return any(os.path.isfile(os.path.join(path, name)) for name in MODELS)
 
 
 def watched_outputs(model: ir.Model, loss: str | None) -> Answers:
-    """Return the roles of outputs that could be carried state: all state of a session is in its checkpoint."""
+    """Return roles for outputs that look like carried state: the checkpoint of a session has all state."""
     open_roles = analyse(model.graph, Hints(loss).stated_by(model), asking=False).roles.table().open
     return Answers(metrics=tuple(entry.name for entry in open_roles))
 
 
 def buffer_of(parameter: str) -> str:
-    """Return the name of the buffer in which a parameter's gradient is accumulated."""
+    """Return the name of the buffer for a parameter's accumulated gradient."""
     return parameter + _BUFFER
 
 
 def check_complete(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a folder that has all artifacts.
+    """Return the path of a folder with all artifacts.
 
     Raises:
-        ModelFileError: one of them is missing, or lies elsewhere.
+        ModelFileError: an artifact is missing, or lies elsewhere.
     """
     folder = Path(path)
     if not os.path.isdir(folder):
@@ -129,7 +129,7 @@ def check_complete(path: str | os.PathLike[str]) -> Path:
 
 
 def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
-    """Read an artifact folder that is to be scaled.
+    """Read an artifact folder for scaling.
 
     Raises:
         ModelFileError: a file is missing, damaged, or of another model.
@@ -144,8 +144,8 @@ def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
     checkpoint = read_checkpoint(folder / CHECKPOINT)
     if checkpoint.nominal:
         raise UnsupportedModelError(
-            f"{folder / CHECKPOINT} is nominal, it holds no values, so none of the loss scale either; pass a folder "
-            "with a complete checkpoint"
+            f"{folder / CHECKPOINT} is nominal: it has no values, and cannot hold the loss scale; "
+            "pass a folder with a complete checkpoint"
         )
     found = ArtifactFolder(folder, models, checkpoint)
     check_parameters(checkpoint, models[TRAINING_MODEL], str(folder / CHECKPOINT), str(folder / TRAINING_MODEL))
@@ -180,7 +180,7 @@ def check_parameters(checkpoint: Checkpoint, training: ir.Model, name: str, trai
 
 
 def fits_shape(array: Array, shape: Sequence[Any] | ir.Shape | None) -> bool:
-    """Return whether an array may have a shape: that of a value, where it is known."""
+    """Return whether an array fits a shape, as far as known."""
     return shape is None or (
         len(shape) == array.ndim
         and all(not isinstance(axis, int) or axis == size for axis, size in zip(shape, array.shape, strict=True))
@@ -207,7 +207,7 @@ def _check_training(folder: ArtifactFolder) -> None:
 
 
 def _check_evaluation(folder: ArtifactFolder) -> None:
-    """Check the parameters of the eval model: a training session feeds it those of the training model, by position."""
+    """Check the parameters of the eval model: a training session feeds the training model's to it, by position."""
     parameters = folder.checkpoint.parameters
     training, evaluation = (
         {value.name: value for value in folder.models[name].graph.inputs if value.name in parameters}

@@ -1,4 +1,4 @@
-"""Skipping a step in the optimizer model of an artifact folder."""
+"""The skip of a step in the optimizer model of an artifact folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["GuardOptimizer", "trace_clips"]
 GRADIENTS = "gradients"
 _CLIP = "InplaceClipGradNorm"
 
-# Since this opset an If gives a sequence, and an Identity takes one.
+# The first opset with a sequence as a result of If, and an operand of Identity.
 _SEQUENCE_OPSET = 14
 
 
 @dataclasses.dataclass(frozen=True)
 class GuardOptimizer(GraphPass):
-    """Let the optimizer do nothing if an accumulated gradient is not finite.
+    """Stop the optimizer if an accumulated gradient is not finite.
 
     Before: `clipped = InplaceClipGradNorm(gradients)`
             `updated = AdamWOptimizer(learning_rate, step, params, clipped, moments_1, moments_2)`
@@ -36,10 +36,10 @@ class GuardOptimizer(GraphPass):
             `clipped = If <then: InplaceClipGradNorm(gradients), else: Identity(gradients)> (all_finite)`
             `updated = AdamWOptimizer(learning_rate, step, params, clipped, moments_1, moments_2, all_finite)`
 
-    The training session counts a step for the bias correction if the first output, `updated`, is true: a step that is
-    skipped does not count.
+    The training session counts a step for the bias correction if the first output, `updated`, is true: a skipped step
+    does not count.
 
-    There are `count` gradients. Messages call the model by its path.
+    `count` is the number of gradients, and `path` the model's name in messages.
     """
 
     name = "guard-optimizer"
@@ -78,7 +78,7 @@ class GuardOptimizer(GraphPass):
         return found[0]
 
     def _trace_gradients(self, graph: ir.Graph, node: ir.Node, index: int) -> tuple[ir.Value, list[ir.Node]]:
-        """Return the input `gradients`, and the nodes that clip it on its way to the optimizer's operand."""
+        """Return the input `gradients`, and the nodes that clip it before the optimizer's operand."""
         gradients = next(value for value in graph.inputs if value.name == GRADIENTS)
         source, clips = trace_clips(node.inputs[index])
         if source is not gradients:
@@ -96,7 +96,7 @@ class GuardOptimizer(GraphPass):
 
 
 def trace_clips(gradients: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
-    """Return the value that an optimizer's gradients are clipped from, and the nodes that clip, the last one first."""
+    """Return the source of an optimizer's clipped gradients, and the nodes that clip, the last one first."""
     clips: list[ir.Node] = []
     while gradients is not None and (node := gradients.producer()) is not None:
         if (node.domain, node.op_type) != (MICROSOFT, _CLIP):
@@ -113,7 +113,7 @@ def _element(editor: Editor, sequence: ir.Value, index: int) -> ir.Value:
 
 
 def _clip_if(editor: Editor, clip: ir.Node, finite: ir.Value) -> None:
-    """Let a node that clips in place run on finite gradients alone."""
+    """Make a node that clips in place run only on finite gradients."""
     sequence, clipped = clip.inputs[0], clip.outputs[0]
     assert sequence is not None and clipped.name is not None
     uses, build = tuple(clipped.uses()), GuardOptimizer.builder(editor, at=("before", clip))

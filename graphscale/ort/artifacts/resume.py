@@ -21,15 +21,15 @@ __all__ = ["ResumedArtifacts", "resume_artifacts"]
 
 @dataclasses.dataclass(frozen=True)
 class ResumedArtifacts:
-    """The state that a training session of the folder starts from.
+    """The state at the start of a training session of the folder.
 
     Attributes:
-        path: the checkpoint that was written.
-        added: the states of the loss scale that the given checkpoint did not hold.
+        path: the written checkpoint.
+        added: the states of the loss scale that the given checkpoint lacked.
         loss_scale: the loss scale; None for a fixed one, which is part of the model.
-        good_steps: the good steps since it changed; None for a fixed one.
-        step: the optimizer steps that were applied, which Adam's bias correction counts; None if the checkpoint holds
-            no optimizer state: then moments and count start anew, as they do without a loss scale.
+        good_steps: the good steps since the scale changed; None for a fixed one.
+        step: the number of applied optimizer steps, for Adam's bias correction; None for a checkpoint without optimizer
+            state: then moments and count restart, as without a loss scale.
     """
 
     path: Path
@@ -41,20 +41,20 @@ class ResumedArtifacts:
 
 @name_damage
 def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLike[str]) -> ResumedArtifacts:
-    """Let a scaled artifact folder start from a checkpoint: it becomes the `checkpoint` of the folder.
+    """Make a checkpoint the starting point of a scaled artifact folder: it becomes the folder's `checkpoint`.
 
     A checkpoint that a training session of the folder has saved can be loaded directly, and continues exactly if it
-    was saved with `include_optimizer_state=True`. This is for scripts that always load the folder's own, and for a
-    checkpoint from before the folder was scaled: it gets the state of the loss scale that it lacks, at its
-    beginning. Parameters, moments, step count and properties are kept.
+    was saved with `include_optimizer_state=True`. This function is for scripts that always load the folder's own
+    checkpoint, and for a checkpoint from before the scaling, which gets the initial state of the loss scale.
+    Parameters, moments, step count and properties are kept.
 
     Args:
-        folder: the folder that `scale_artifacts` wrote.
+        folder: a folder from `scale_artifacts`.
         checkpoint: a checkpoint of the same model, scaled or not.
 
     Raises:
-        ModelFileError: the folder is not scaled, or the checkpoint is damaged, of another model, or its loss scale
-            or a count is none.
+        ModelFileError: the folder is not scaled, or the checkpoint is damaged, of another model, or has an invalid loss
+            scale or count.
         OutputError: the folder cannot be written.
     """
     path = Path(folder, TRAINING_MODEL)

@@ -41,7 +41,7 @@ from graphscale.targets import Target, check_versions, get_training_target
 
 __all__ = ["ScaledArtifacts", "repair_versions", "scale_artifacts", "with_states", "write_artifacts"]
 
-_OPTIMIZER = "optimizer model: "  # begins the passes of that model in a report
+_OPTIMIZER = "optimizer model: "  # the prefix of that model's passes in a report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ScaledArtifacts:
     """The result of `scale_artifacts`.
 
     Attributes:
-        path: the folder that was written; None in a dry run.
+        path: the written folder; None in a dry run.
         report: findings in the training model, and changes of all models.
     """
 
@@ -74,28 +74,27 @@ def scale_artifacts(
     autocast: str | Autocast | None = None,
     lower: bool = True,
 ) -> ScaledArtifacts:
-    """Write an artifact folder with loss scaling in it. Scripts that train with it need no other change.
+    """Write an artifact folder with loss scaling. Training scripts need no other change.
 
-    The scale is constant within a window of accumulated gradients, which ends where the next one begins: at the first
-    call after `module.lazy_reset_grad()`. The update rule runs there. If a gradient accumulated in the window is not
-    finite, `optimizer.step()` changes nothing. The state is in the checkpoint, as the frozen parameters
-    `current_loss_scale`, `good_steps`, `window_finite` and what else the policy counts: a training session saves and
-    resumes it by itself. Gradient buffers are in no checkpoint, so a window that is interrupted ends there, for the
-    loss scale as for the gradients.
+    The scale is constant within a window of accumulated gradients. The update rule runs at the beginning of the next
+    window: at the first call after `module.lazy_reset_grad()`. If an accumulated gradient of the window is not finite,
+    `optimizer.step()` changes nothing. The state is in the checkpoint, as the frozen parameters `current_loss_scale`,
+    `good_steps`, `window_finite` and further counts of the policy: a training session saves and resumes it without
+    further code. Checkpoints have no gradient buffers, so that an interruption ends the window, for the loss scale and
+    the gradients.
 
     Args:
         folder: the folder that `onnxruntime.training.artifacts.generate_artifacts` wrote.
-        out: the folder to write, complete: other files are copied. None for a dry run.
+        out: the new folder, complete with copies of other files. None for a dry run.
         loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
         loss: the name of the loss; None to find it.
         target: a target with training sessions.
-        skip_nonfinite: skip steps for a fixed loss scale as well, which TensorFlow does not.
+        skip_nonfinite: skip steps for a fixed loss scale as well, unlike TensorFlow.
         force: replace `out`, even if it is not empty.
         autocast: put the training model into mixed precision first: "float16", "bfloat16", or an `Autocast` pass.
-        lower: rewrite the models so that they cost less on a CPU: the same training, bit for bit, but for numbers that
-            are subnormal on the way. The optimizer model then looks at the smallest gradient alone, where the training
-            model puts NaN if any gradient is not finite. This is for a dynamic scale and target "ort-training"; other
-            folders stay plain.
+        lower: lower the models for a CPU: the training is the same, bit for bit, except for subnormal intermediate
+            numbers. The optimizer model then checks only the smallest gradient, where the training model writes NaN if
+            any gradient is not finite. Only folders with a dynamic scale and target "ort-training" are lowered.
 
     Raises:
         GraphscaleError: the input is not acceptable; nothing is written.
@@ -138,7 +137,7 @@ def scale_artifacts(
 
 
 def _lower(artifacts: ArtifactFolder, target: Target, report: Report) -> Report:
-    """Lower the models of a scaled folder in place; return its report then, which all models carry."""
+    """Lower the models of a scaled folder in place; return the new report, which all models carry."""
     training, optimizer = (artifacts.models[name] for name in (TRAINING_MODEL, OPTIMIZER_MODEL))
     if not can_flag(training.graph):
         return report
@@ -158,7 +157,7 @@ def _count_guards(optimizer: ir.Model) -> dict[str, dict[str, int]]:
 
 
 def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoint:
-    """Add states to a checkpoint, where it does not hold them yet."""
+    """Add missing states to a checkpoint."""
     frozen = dict(checkpoint.frozen)
     for name, value in states.items():
         frozen.setdefault(name, np.asarray(value, dtype=np.float32))
@@ -166,7 +165,7 @@ def with_states(checkpoint: Checkpoint, states: Mapping[str, float]) -> Checkpoi
 
 
 def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
-    """Lower an IR version that the runtime cannot load: what the artifacts hold needs none of the newer ones."""
+    """Lower an IR version that the runtime cannot load, since artifacts need no newer one."""
     warnings = []
     for name, model in artifacts.models.items():
         if model.ir_version > target.max_ir_version:
@@ -182,7 +181,7 @@ def repair_versions(artifacts: ArtifactFolder, target: Target) -> list[str]:
 def _sort_others(
     artifacts: ArtifactFolder, states: Mapping[str, float]
 ) -> tuple[dict[Path, Checkpoint | None], list[str]]:
-    """Return the other files that go along, with the new content of checkpoints of the model among them; warnings."""
+    """Return the other files of the folder, with the new content of checkpoints of the model, and warnings."""
     files: dict[Path, Checkpoint | None] = {}
     warnings = []
     for file in artifacts.others():
@@ -190,7 +189,7 @@ def _sort_others(
         if checkpoint is None or not checkpoint.nominal:
             files[file] = None if checkpoint is None else with_states(checkpoint, states)
         else:
-            warnings.append(f"{file.name} is a nominal checkpoint, which cannot hold the loss scale; it was left out")
+            warnings.append(f"{file.name} is a nominal checkpoint, which cannot hold the loss scale; it was not copied")
     return files, warnings
 
 
@@ -199,7 +198,7 @@ def write_artifacts(
 ) -> None:
     """Write all files of a folder: models, checkpoints, and copies of the others.
 
-    Other files that have new content get it; models and the checkpoint whose names are `unchanged` are copied.
+    Other files get their new content; models and the checkpoint with `unchanged` names are copied.
     """
     for name, model in artifacts.models.items():
         if name in unchanged and not external_tensors(model):

@@ -1,4 +1,4 @@
-"""strip_artifacts: an artifact folder as it was before graphscale rewrote it, with what it has learned since."""
+"""strip_artifacts: an artifact folder without graphscale's rewrites, with its trained state."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["strip_artifacts"]
 def strip_artifacts(
     folder: str | os.PathLike[str], out: str | os.PathLike[str], *, force: bool = False
 ) -> tuple[str, ...]:
-    """Write an artifact folder without the loss scale and the mixed precision that graphscale put into it.
+    """Write an artifact folder without graphscale's loss scale and mixed precision.
 
     The models are those of the original folder; checkpoints keep parameters, moments and step count, without the state
     of the loss scale. Other files are copied.
 
     Args:
-        folder: the folder that `scale_artifacts` or `autocast_artifacts` wrote, trained since or not.
-        out: the folder to write, complete.
+        folder: a folder from `scale_artifacts` or `autocast_artifacts`, with or without later training.
+        out: the new folder, complete.
         force: replace `out`, even if it is not empty.
 
     Returns:
-        The names of the models that were stripped.
+        The names of the stripped models.
 
     Raises:
         ModelFileError: a file is missing or damaged, or graphscale has not rewritten the folder.
@@ -65,7 +65,7 @@ def strip_artifacts(
 
 
 def _states(training: ir.Model, name: str) -> set[str]:
-    """Return the frozen parameters that hold the state of the loss scale."""
+    """Return the frozen parameters with the state of the loss scale."""
     if not is_scaled(training):
         return set()
     names = read_stamp(training.metadata_props, name).names

@@ -56,8 +56,8 @@ class _Windows:
     Attributes:
         loss_scale: the scale throughout the present window.
         states: the state by its role, graph inputs without initializers, float32 scalars; none for a fixed scale.
-        all_finite: whether the gradients accumulated in the window so far are all finite, a scalar bool value; None
-            for a fixed scale.
+        all_finite: a scalar bool value, true if all gradients accumulated so far in the window are finite; None for a
+            fixed scale.
     """
 
     loss_scale: ir.Value
@@ -68,11 +68,11 @@ class _Windows:
 def scale_training_model(
     artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
 ) -> tuple[dict[str, float], dict[str, str], Report]:
-    """Put loss scaling into the training model of a folder, in place; the options are those of `scale_artifacts`.
+    """Add loss scaling to the training model of a folder, in place; the options are those of `scale_artifacts`.
 
     Returns:
         `{name: initial value}` of the state, in the order of the model's inputs, none for a fixed scale; the names of
-        the loss, the scale and the state, for the stamp; what was found and done.
+        the loss, the scale and the state, for the stamp; findings and changes.
 
     Raises:
         GraphscaleError: the model is not acceptable.
@@ -88,7 +88,7 @@ def scale_training_model(
         CheckFinite()(model)
     rewrite = Rewrite.detach(model)
     _check_accumulated(rewrite, checkpoint.trainable, str(artifacts.path / TRAINING_MODEL))
-    # A training session feeds the parameters of the training model, the state among them, to the eval model.
+    # A training session feeds the parameters of the training model, including the state, to the eval model.
     taken = {*checkpoint.parameters, *ir.convenience.create_value_mapping(artifacts.models[EVAL_MODEL].graph)}
     windows = _add_windows(rewrite, taken)
     editor = rewrite.bound.editor
@@ -112,7 +112,7 @@ def scale_training_model(
 
 
 def _describe_gradients(graph: ir.Graph) -> None:
-    """Give the gradients the type and shape that ONNX Runtime leaves out: those of their buffers."""
+    """Add the type and shape of their buffers to the gradients, which ONNX Runtime omits."""
     for node in graph:
         if node.op_type == "InPlaceAccumulatorV2":
             buffer, gradient = node.inputs[:2]
@@ -139,13 +139,13 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
     for found in rewrite.gradients:
         if not reach.issuperset(found.checked):
             raise GradientError(
-                f"{name} does not accumulate the gradient {found.name!r}: nothing would skip a step for it; remove "
-                "the output that shows it"
+                f"{name} does not accumulate the gradient {found.name!r}: "
+                "no step would be skipped for it; remove it from the outputs"
             )
 
 
 def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
-    """Run the update rule where a window begins, on what the window before left behind.
+    """Run the update rule at the beginning of a window, on the state of the last window.
 
     Before: `fc_grad = Div(fc_grad.scaled, current_loss_scale)`
             `fc_grad.accumulation.out = InPlaceAccumulatorV2(fc_grad.accumulation.buffer, fc_grad, lazy_reset_grad)`
@@ -153,14 +153,14 @@ def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
             `next_scale, next_count = UpdateLossScale(current_loss_scale, good_steps, window_finite > 0)`
             `window_loss_scale = Where(updates, next_scale, current_loss_scale)`, written to `current_loss_scale`
             `fc_grad = Div(fc_grad.scaled, window_loss_scale)`
-            `window_finite` is assigned whether the accumulated gradients are all finite: 1 or 0
+            `window_finite` is assigned 1 if all accumulated gradients are finite, else 0
 
     Before the first window `window_finite` is -1. The scale is constant within a window. A non-finite gradient stays
-    in its buffer to the window's end, so that the optimizer model, which looks at the buffers, skips the window.
+    in its buffer to the window's end, so that the optimizer model, which reads the buffers, skips the window.
 
     Args:
-        rewrite: the rewrite, in which the loss scale is bound and the gradients are unscaled.
-        taken: names that the state must not get: those in the eval model and the checkpoint.
+        rewrite: the rewrite, with the bound loss scale and unscaled gradients.
+        taken: the names in the eval model and the checkpoint, which the state must not get.
     """
     bound = rewrite.bound
     policy, editor = bound.policy, bound.editor
@@ -191,7 +191,7 @@ def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
 
 
 def _make_plain(editor: Editor, state: ir.Value, taken: Collection[str]) -> None:
-    """Leave the state's value to the checkpoint."""
+    """Remove the state's value, which is in the checkpoint."""
     wanted = state.name or ""
     del editor.graph.initializers[wanted]
     state.const_value = None
@@ -210,7 +210,7 @@ def initial_states(policy: LossScale | None) -> dict[str, float]:
 
 
 def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
-    """Run the update rule if a window begins and there was one before; return the scale of the window."""
+    """Run the update rule at the beginning of a window after another; return the scale of the window."""
     bound, editor, finite = rewrite.bound, rewrite.bound.editor, states[_WINDOW_FINITE]
     resets = next(value for value in editor.graph.inputs if value.name == LAZY_RESET_GRAD)
     shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
@@ -235,7 +235,7 @@ def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[
 
 
 def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:
-    """Return the accumulator's second output: its buffer, after the gradient was added."""
+    """Return the accumulator's second output: its buffer with the gradient added."""
     buffer = node.inputs[0]
     assert buffer is not None
     if len(node.outputs) < 2:

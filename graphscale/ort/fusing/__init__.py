@@ -1,4 +1,4 @@
-"""One-file training steps from artifact folders, and trained weights back into the models that use them."""
+"""One-file training steps from artifact folders, and the export of trained weights."""
 
 from graphscale.ort.fusing.step import FusedStep, fuse, join_models
 from graphscale.ort.fusing.trained_weights import ExportedWeights, export_weights

@@ -1,4 +1,4 @@
-"""The optimizer model of ONNX Runtime's training sessions, read, and the writer of its formulas."""
+"""A reader of the optimizer models of ONNX Runtime's training sessions, and a writer of their formulas."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Formula", "read_optimizer"]
 
 
 def read_optimizer(model: ir.Model, name: str) -> tuple[AdamW | None, list[float]]:
-    """Read an optimizer model; messages call it by its path.
+    """Read an optimizer model; messages name its path.
 
     Returns:
-        the attributes of AdamWOptimizer, None for SGDOptimizerV2, which has none; the global norms that the gradients
-        are clipped to before, one after the other.
+        the attributes of AdamWOptimizer, None for SGDOptimizerV2, which has none; the global norms of the clipping
+        before it, in order.
 
     Raises:
-        UnsupportedModelError: it has an operator other than AdamWOptimizer, SGDOptimizerV2 and InplaceClipGradNorm,
-            or feeds them in another way than `generate_artifacts` does.
+        UnsupportedModelError: the model has an operator other than AdamWOptimizer, SGDOptimizerV2 and
+            InplaceClipGradNorm, or other operands for them than `generate_artifacts` writes.
     """
     nodes = tuple(model.graph)
     optimizers = [(node, found.inputs) for node in nodes if (found := optimizer_of(node)) and found.inputs]
@@ -71,18 +71,18 @@ def read_optimizer(model: ir.Model, name: str) -> tuple[AdamW | None, list[float
 
 
 class Formula:
-    """Writes float32 arithmetic as nodes at the end of a graph."""
+    """A writer of float32 arithmetic as nodes at the end of a graph."""
 
     def __init__(self, editor: Editor) -> None:
         self.editor = editor
-        # The step is an original graph: nodes that scale inserts later carry a mark.
+        # The step is an original graph: only nodes inserted later by scale carry a mark.
         self.build = editor.builder("fuse", shape=(), is_marked=False)
         self._numbers: dict[tuple[float, ir.DataType], ir.Value] = {}
 
     def __call__(
         self, name: str, op_type: str, *operands: Operand, dtype: ir.DataType = ir.DataType.FLOAT, **options: Any
     ) -> ir.Value:
-        """Add a node, and return its output, a scalar if not said otherwise; the options are those of `Builder.op`."""
+        """Add a node, and return its output, by default a scalar; the options are those of `Builder.op`."""
         inputs = [operand if isinstance(operand, ir.Value) else self._number(operand, dtype) for operand in operands]
         return self.build.op(op_type, inputs, name=name, dtype=dtype, **options)
 

@@ -28,7 +28,7 @@ from graphscale.targets import check_versions, get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "join_models", "set_value"]
 
-# The step counter, and what a checkpoint calls the moments of a parameter.
+# The step counter, and the names of a parameter's moments in a checkpoint.
 STEP = "step"
 MOMENTS = ("momentum0", "momentum1")
 
@@ -42,8 +42,8 @@ class FusedStep(ModelResult):
         loss: the name of the loss, its first output.
         updates: `{output name: input name}` of the carried state: parameters, moments, the step counter and running
             statistics. Empty if the step writes them in place.
-        renamed: `{wanted name: given name}` for names that the training model had taken.
-        replaced: `{operator: nodes}` of training operators that stock ONNX Runtime has no kernel for.
+        renamed: `{wanted name: given name}` for names that the training model uses.
+        replaced: `{operator: nodes}` of training operators without a kernel in stock ONNX Runtime.
     """
 
     model: ir.Model
@@ -67,26 +67,26 @@ def fuse(folder: str | os.PathLike[str], *, target: str = "onnx") -> FusedStep:
     The graph is the training model without gradient accumulation, followed by the optimizer in standard operators.
     Its inputs are the user inputs, a scalar `learning_rate`, and, each with its value from the checkpoint as an
     initializer: the parameters, the moments `NAME.momentum0` and `NAME.momentum1`, the running statistics, and the
-    `step` counter, the number of steps done so far. The counter is a float32, for the runtime writes no other type in
-    place; it counts to 2**24, where all bias corrections have long been 1. The outputs are those of the training
+        `step` counter, the number of steps so far. The counter is a float32, since the runtime writes no other type in
+        place; it counts to 2**24, where all bias corrections have long been 1. The outputs are those of the training
     model, the loss first, and the next value of each state as `NAME.next`.
 
     Args:
-        folder: an artifact folder, as `onnxruntime.training.artifacts.generate_artifacts` writes it.
-        target: "onnx": state goes from output to input, and standard operators replace those that only training builds
-            of ONNX Runtime have. "ort-training" (or "ort-training-cuda"): the step writes its state in place, for
-            training without a loss scale; to scale a step, fuse it for "onnx", and scale it for any target.
+        folder: an artifact folder from `onnxruntime.training.artifacts.generate_artifacts`.
+        target: "onnx": state is fed back from outputs to inputs, and standard operators replace those of ONNX Runtime's
+            training builds. "ort-training" (or "ort-training-cuda"): the step writes its state in place, for training
+            without a loss scale; to scale a step, fuse it for "onnx", and scale it for any target.
 
     Raises:
         GraphscaleError: a file is missing or damaged, the checkpoint does not fit, or an operator or the optimizer is
-            of a kind that is not known.
+            unknown.
     """
     step = join_models(folder, target)
     return dataclasses.replace(step, replaced=replace_training_ops(step.model, get_target(target)))
 
 
 def join_models(folder: str | os.PathLike[str], target: str = "onnx") -> FusedStep:
-    """Turn an artifact folder into a training step as `fuse` does, with the operators that it has."""
+    """Turn an artifact folder into a training step as `fuse` does, with its own operators."""
     chosen = get_target(target)
     found = read_folder(folder)
     checkpoint, model, name = found.checkpoint, found.models[TRAINING_MODEL], str(found.path / TRAINING_MODEL)
@@ -112,10 +112,10 @@ def join_models(folder: str | os.PathLike[str], target: str = "onnx") -> FusedSt
 def _open_training_model(
     graph: ir.Graph, trainable: Mapping[str, Array], frozen: Mapping[str, Array], name: str
 ) -> tuple[dict[ir.Value, ir.Value], dict[ir.Value, ir.Value]]:
-    """Bind a training model to the values of a checkpoint, and take its gradient accumulation out.
+    """Bind a training model to the values of a checkpoint, and remove its gradient accumulation.
 
     Trainable parameters and running statistics become initializers that are graph inputs too; other frozen
-    parameters become constants. Each trainable one is an input of this shape and dtype.
+    parameters become constants. Each trainable parameter is an input of its shape and dtype.
 
     Returns:
         `{trainable parameter: its gradient}`, in the order of the inputs; `{running statistic: its next value}`.
@@ -182,7 +182,7 @@ def _drop_input(graph: ir.Graph, value: ir.Value, name: str) -> None:
 def _statistics(graph: ir.Graph, frozen: set[ir.Value]) -> dict[ir.Value, ir.Value]:
     """Find the running statistics that operators write into a frozen parameter, each with its next value.
 
-    The operator gets a copy to write into, so that the present value stays what it is during the step.
+    The operator writes into a copy, so that the present value is unchanged during the step.
     """
     found: dict[ir.Value, ir.Value] = {}
     for node in tuple(graph):
@@ -203,7 +203,7 @@ def _add_optimizer(
     """Append an optimizer to an open training model, and return its states, each with its next value."""
     editor = f.editor
     rate = ir.val(editor.unique("learning_rate", report=True), ir.DataType.FLOAT, [])
-    # After the user's inputs, before the state.
+    # Its place is after the user's inputs, before the state.
     first = next(i for i, value in enumerate(editor.graph.inputs) if value.is_initializer())
     editor.graph.inputs.insert(first, rate)
     group = next(iter(checkpoint.groups.values()), None)
@@ -238,7 +238,7 @@ def _add_moment(editor: Editor, weight: ir.Value, key: str, array: Array | None)
 
 
 def _write_in_place(editor: Editor, states: Mapping[ir.Value, ir.Value]) -> None:
-    """Let the graph assign each state its next value, after all readers of the present one."""
+    """Assign each state its next value in the graph, after all readers of the present one."""
     build = editor.builder("fuse", is_marked=False)
     for state, value in states.items():
         if state.dtype is not ir.DataType.FLOAT:

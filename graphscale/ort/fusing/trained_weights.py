@@ -1,4 +1,4 @@
-"""Trained weights back into a model that uses them: an inference model, or a checkpoint."""
+"""The export of trained weights to an inference model, or to a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from graphscale.ort.fusing.step import MOMENTS, STEP, set_value
 __all__ = ["ExportedWeights", "WeightsError", "export_weights", "read_weights"]
 
 Arrays = Mapping[str, Array]
-# ONNX Runtime's name for its only group of parameters, and its learning rate where none was set.
+# ONNX Runtime's name for its only group of parameters, and its default learning rate.
 _FIRST_GROUP = ("group0", OptimizerGroup(step=0, initial_learning_rate=0.001, moments={}))
 
 
 class WeightsError(GraphscaleError):
-    """The trained weights do not fit the model that they go into."""
+    """The trained weights do not fit their destination."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,9 @@ class ExportedWeights:
     """The result of `export_weights`.
 
     Attributes:
-        written: the names of the weights, and moments, that were written.
-        kept: weights of the destination that the source does not have; empty unless that was allowed.
-        unused: arrays of the source that the destination has no use for, such as moments and the loss scale.
+        written: the names of the written weights and moments.
+        kept: weights of the destination that the source lacks; empty without `partial`.
+        unused: arrays of the source without a use in the destination, such as moments and the loss scale.
         destination: the model or the checkpoint with the trained weights.
     """
 
@@ -72,17 +72,18 @@ class ExportedWeights:
 def export_weights(
     source: str | os.PathLike[str] | Mapping[str, Any], destination: str | os.PathLike[str], *, partial: bool = False
 ) -> ExportedWeights:
-    """Put trained weights into an inference model or a checkpoint. The files given are not changed.
+    """Write trained weights into an inference model or a checkpoint. The given files are not changed.
 
-    Weights go by name. In a model, its initializers get new values, and inputs that the source has a weight for (the
-    parameters of an eval model) become initializers. In a checkpoint the parameters do, and, if the source has the
-    moments and the step counter of a fused step, the optimizer's state, so that a training session goes on from there.
+    Weights are matched by name. In a model, initializers get new values, and inputs with a weight in the source (the
+    parameters of an eval model) become initializers. In a checkpoint, the parameters get new values, and, if the source
+    has the moments and the step counter of a fused step, so does the optimizer's state, so that a training session
+    continues from there.
 
     Args:
         source: `{name: array}`, such as `Session.state_dict()`; a .npz or .safetensors file of it; or a training step
-            whose initializers hold the weights.
+            with the weights as initializers.
         destination: an inference model, or a checkpoint of a training session.
-        partial: let weights of the destination that the source does not have keep their values.
+        partial: True to keep the values of weights that the source lacks.
 
     Raises:
         WeightsError: names, shapes or dtypes do not match.
@@ -166,7 +167,7 @@ def _find_kept(weights: Iterable[str], arrays: Arrays, source: str, target: str,
         )
     if lacking and not partial:
         raise WeightsError(
-            f"{source} has no {_some(lacking)}, a weight of {target}; to keep what it has there, pass --partial"
+            f"{source} has no {_some(lacking)}, a weight of {target}; to keep the value there, pass --partial"
         )
     return lacking
 
@@ -188,7 +189,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read all arrays of a file by name.
 
     Args:
-        path: a .npz or .safetensors file, as `Session.state_dict()` is saved to, or an ONNX model: its initializers.
+        path: a .npz or .safetensors file of `Session.state_dict()`, or an ONNX model with the weights as initializers.
 
     Raises:
         ModelFileError: the file is missing, damaged, or of another format.

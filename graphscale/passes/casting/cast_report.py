@@ -21,7 +21,7 @@ __all__ = ["AutocastReport", "OpReport", "make_cast_report"]
 
 @dataclasses.dataclass(frozen=True)
 class OpReport:
-    """One operator: how many of its nodes run in the small type, and why the others do not."""
+    """The result for one operator: the number of its nodes in the small type, and the reasons for the others."""
 
     op: str
     low: int
@@ -35,16 +35,16 @@ class AutocastReport(Summary):
 
     Attributes:
         dtype: the small type, `float16` or `bfloat16`.
-        emulate: whether it is emulated by rounding in float32.
-        ops: the result for each operator that computes on float32 numbers, the most frequent first.
+        emulate: True if the small type is emulated by rounding in float32.
+        ops: the results for operators on float32 numbers, the most frequent first.
         low_nodes: number of nodes in the small type.
         kept_nodes: number of nodes of the forward and backward pass that stay float32.
         optimizer_nodes: number of nodes of the optimizer that stay float32; `ops` does not list them.
         casts: number of inserted casts; in emulation a rounding is two.
         constants: the constants that the small type cannot hold, whose nodes stay float32.
-        activation_bytes_before: the bytes of the activations that the backward pass reads, as far as shapes are known;
-            an axis of unknown size counts as 1.
-        activation_bytes_after: the same afterwards.
+        activation_bytes_before: the bytes of activations of known shape that the backward pass reads; an axis of
+            unknown size counts as 1.
+        activation_bytes_after: these bytes in mixed precision.
         warnings: notes for the user, a sentence each.
     """
 
@@ -81,7 +81,7 @@ class AutocastReport(Summary):
 
 
 def make_cast_report(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.DataType, emulate: bool) -> AutocastReport:
-    """Report a plan before it is put into effect; casts are counted later."""
+    """Report a plan before its execution; casts are counted later."""
     kept = defaultdict[str, Counter[str]](Counter)
     step = [node for node in plan.operators if plan.reasons.get(node) != OPTIMIZER]
     for node in step:
@@ -109,13 +109,14 @@ def make_cast_report(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.Dat
 def _warnings(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.DataType) -> list[str]:
     warnings = []
     if not plan.low:
-        warnings.append("no node was put into the small type: no allowed operator computes on float32 numbers")
+        warnings.append("no node runs in the small type: no allowed operator computes on float32 numbers")
     small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
     values = {value for value, dtype in plan.typed.items() if dtype in small}
     already = [node for node in training.graph if not values.isdisjoint(node.outputs)] if values else []
     if already:
         warnings.append(
-            f"{len(already)} nodes compute in a small type already, {node_name(already[0])!r} the first; they were left"
+            f"{len(already)} nodes compute in a small type already, {node_name(already[0])!r} the first; "
+            "they were left unchanged"
         )
     if dtype is ir.DataType.BFLOAT16:
         warnings.append("bfloat16 has the range of float32: no loss scale is needed")

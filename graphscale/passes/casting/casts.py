@@ -16,22 +16,22 @@ from graphscale.passes.casting.settings import default_rules
 
 __all__ = ["CastInserter"]
 
-# Operators that give the numbers that they get, elsewhere: whatever list a user puts them on.
+# Operators that move numbers without changing them, on any list of a user.
 _MOVES = frozenset(operator for operator, rule in default_rules().items() if rule.colour is Colour.CLEAR)
-_MOST = 2**12  # elements of a constant that is rounded at once: larger ones are cast in the graph
+_MOST = 2**12  # limit of elements for rounding a constant at once: larger ones are cast in the graph
 
 
 @dataclasses.dataclass
 class CastInserter:
-    """Puts a plan into effect.
+    """The execution of a plan.
 
     Attributes:
         graph: the main graph.
         plan: the nodes that run in the small type.
         dtype: the small type.
-        emulate: leave all in float32, and round every value that would be of the small type.
-        weights: the shapes of gradients: a constant of such a shape may be a weight, which stays float32. None if
-            some are not known.
+        emulate: True to leave all nodes in float32, and round the values of the small type.
+        weights: the shapes of gradients: a constant of such a shape may be a weight, which stays float32. None if some
+            are unknown.
         casts: number of inserted casts, to the small type and back.
     """
 
@@ -56,7 +56,7 @@ class CastInserter:
                 self._to_low(value)
             elif not self.emulate:
                 self._to_wide(value)
-            elif (node.domain, node.op_type) not in _MOVES:  # else its numbers are rounded already
+            elif (node.domain, node.op_type) not in _MOVES:  # otherwise, its numbers are already rounded
                 uses = uses_of(value)
                 self._replace(value, self._round(value), uses)
 
@@ -75,7 +75,7 @@ class CastInserter:
             replace_reads(value, low, uses)
 
     def _make_constant_low(self, value: ir.Value) -> bool:
-        """Round a constant at once; return whether it was one."""
+        """Round a constant at once; return whether the value is one."""
         tensor = None if value.is_graph_output() else constant_tensor(value)
         if tensor is None or self.weights is None or tensor.size > _MOST or tuple(tensor.shape) in self.weights:
             return False
@@ -108,7 +108,7 @@ class CastInserter:
         return self._cast(low, ir.DataType.FLOAT, f"{value.name}.rounded")
 
     def _replace(self, old: ir.Value, new: ir.Value, uses: Iterable[Use]) -> None:
-        """Redirect readers of a result, and the output of the graph or of a body that it may be."""
+        """Redirect readers of a result, and replace it as an output of the graph or a body."""
         if not isinstance(old.graph, ir.Graph) or old.graph is self.graph:
             self._editor.replace(old, new, uses, "low")
             return
@@ -122,5 +122,5 @@ class CastInserter:
 
 
 def _may_cast_lower(producer: ir.Node, value: ir.Value) -> bool:
-    """Return whether a value comes from a cast of the original that can give the small type at once."""
+    """Return whether a value is the result of an original cast that can give the small type at once."""
     return producer.op_type == "Cast" and PASS_KEY not in producer.metadata_props and not value.is_graph_output()

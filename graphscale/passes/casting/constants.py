@@ -1,4 +1,4 @@
-"""Constants that a small type cannot hold, and the values that only hold their numbers."""
+"""Constants that a small type cannot hold, and values with only their numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphscale.passes.casting.precision_plan import PrecisionPlan
 
 __all__ = ["Misfit", "find_misfits"]
 
-# Elements; larger constants are read only if they are in memory already: weights are never loaded to be looked at.
+# Limit of elements; larger constants are read only from memory: weights are never loaded for a check.
 _LOOK = 2**16
 
 
@@ -22,7 +22,7 @@ class Misfit:
 
     Attributes:
         reason: a sentence for the report.
-        overflows: a finite number of it would become infinite; else a nonzero one would become zero.
+        overflows: True if a finite number would become infinite; else a nonzero number would become zero.
     """
 
     reason: str
@@ -30,15 +30,15 @@ class Misfit:
 
 
 def find_misfits(plan: PrecisionPlan, moving: set[ir.Node], dtype: ir.DataType) -> dict[ir.Value, Misfit]:
-    """Find the constants that do not fit into a small type, and the values that only hold their numbers.
+    """Find the constants that do not fit into a small type, and values with only their numbers.
 
     Args:
         plan: the plan.
-        moving: the nodes that give the numbers that they get, elsewhere.
+        moving: the nodes that move numbers without changing them.
         dtype: float16 or bfloat16. An infinity is exact in both, and fits.
     """
     unfit: dict[ir.Value, Misfit] = {}
-    derived: set[ir.Value] = set()  # values that only hold the numbers of constants
+    derived: set[ir.Value] = set()  # values with only numbers of constants
 
     def look(value: ir.Value, tensor: ir.TensorProtocol) -> None:
         derived.add(value)

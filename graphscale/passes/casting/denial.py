@@ -23,14 +23,14 @@ from graphscale.passes.casting.settings import Settings
 __all__ = ["deny_nodes", "propagate_denial"]
 
 _LONG = 256  # elements: a longer sum is computed in float32
-# The operators that `_own_reason` looks at in any case.
+# The operators that `_own_reason` always checks.
 _LOOKED_AT = frozenset({"Clip", "LayerNormalization", "Mul", "Pad", "ReduceL1", "ReduceSum", "ReduceSumTraining"})
 
 
 def deny_nodes(
     plan: PrecisionPlan, training: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
 ) -> None:
-    """Note why each node that must stay float32 does; the arguments are those of `plan_precision`.
+    """Record the reason for each node that must stay float32; the arguments are those of `plan_precision`.
 
     Raises:
         AutocastError: a node to keep does not exist.
@@ -49,11 +49,11 @@ def deny_nodes(
         if kept and node.name in kept:
             return "kept by the user"
         if owners and subgraphs(node):
-            return "its bodies are treated by themselves"
+            return "its bodies are treated separately"
         if untyped and not untyped.isdisjoint(node.inputs):
             return "the type of an operand is not known"
         if not sides.low[0]:
-            return "it makes float32 numbers of others"
+            return "it converts other numbers to float32"
         if op_type in wide_ops:
             return "the runtime cannot load it in a small type"
         if rule.colour is Colour.DENY:
@@ -76,7 +76,7 @@ def _check_kept(settings: Settings, graph: ir.Graph) -> None:
 
 
 def _own_reason(plan: PrecisionPlan, node: ir.Node, unfit: Mapping[ir.Value, Misfit]) -> str | None:
-    """Return why this one node stays float32, though its operator need not."""
+    """Return the reason why this node stays float32, though its operator need not."""
     (_, op_type), inputs = plan.operators[node], node.inputs
     if op_type == "Mul" and inputs[0] is inputs[1]:
         return "a square leaves the range of float16"
@@ -90,14 +90,14 @@ def _own_reason(plan: PrecisionPlan, node: ir.Node, unfit: Mapping[ir.Value, Mis
     for i in plan.sides[node].low[0] if unfit else ():
         value = inputs[i]
         problem = None if value is None else unfit.get(value)
-        # Small numbers among the weights of a contraction may become zero, as those of trained weights do.
+        # Small numbers among the weights of a contraction may become zero, as in trained weights.
         if problem is not None and (problem.overflows or plan.rules[node].colour is not Colour.ALLOW):
             return problem.reason
     return None
 
 
 def _summed(node: ir.Node) -> float:
-    """Return how many elements a reduction adds up for each element of its result, as far as shapes tell."""
+    """Return the number of elements in each sum of a reduction, by known shapes."""
     before, after = (None if v is None or v.shape is None else v.shape for v in (node.inputs[0], node.outputs[0]))
     if before is None or after is None or not before.is_static() or not after.is_static():
         return math.inf
@@ -105,12 +105,12 @@ def _summed(node: ir.Node) -> float:
 
 
 def propagate_denial(plan: PrecisionPlan) -> None:
-    """Deny the infer nodes that the result of a denied node reaches through infer and clear ones."""
+    """Deny infer nodes within reach of a denied node's result through infer and clear nodes."""
     reached: set[ir.Value | None] = set()
     for node in plan.operators:
         if node in plan.reasons:
-            # Sources (constants, casts of integers) gave nothing that was computed in float32, and the seed is kept
-            # there for its range alone.
+            # Sources (constants, casts of integers) compute nothing in float32, and the seed stays float32 only for its
+            # range.
             if plan.reasons[node] not in (SEED, LOSS) and not plan.floats.isdisjoint(node.inputs):
                 reached.update(plan.floats.intersection(node.outputs))
             continue
@@ -119,4 +119,4 @@ def propagate_denial(plan: PrecisionPlan) -> None:
             continue
         reached.update(plan.floats.intersection(node.outputs))
         if colour is Colour.INFER:
-            plan.reasons[node] = "it works on what a float32 operator gave"
+            plan.reasons[node] = "it reads the result of a float32 operator"

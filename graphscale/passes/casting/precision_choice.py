@@ -1,8 +1,8 @@
 """The choice of the nodes that run in float16: the allowed ones, and the nodes between them.
 
-As in grappler's auto_mixed_precision: allowed nodes first; a denied node makes the infer nodes behind it
-denied, up to the next allowed one; the remaining infer and clear nodes between allowed ones run in float16; in the
-end, single clear and infer nodes change sides where that saves casts.
+The order is that of grappler's auto_mixed_precision: allowed nodes first; denied nodes deny the infer nodes behind
+them, up to the next allowed ones; the remaining infer and clear nodes between allowed ones run in float16; finally,
+single clear and infer nodes change sides to save casts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphscale.passes.casting.settings import Settings
 
 __all__ = ["plan_precision", "save_casts", "takes_cast"]
 
-_ROUNDS = 8  # of changing sides
+_ROUNDS = 8  # rounds of changing sides
 
 
 def plan_precision(
@@ -32,7 +32,7 @@ def plan_precision(
         training: the analysis of the graph.
         settings: the lists.
         dtype: the small type.
-        wide_ops: operators that the runtime cannot load in it.
+        wide_ops: operators that the runtime cannot load in the small type.
 
     Raises:
         AutocastError: a node to keep does not exist.
@@ -49,7 +49,7 @@ def plan_precision(
 
 
 def _take_between(plan: PrecisionPlan) -> None:
-    """Take the allowed nodes, and the free infer and clear nodes between them."""
+    """Choose the allowed nodes, and the free infer and clear nodes between them."""
     low, rules = plan.low, plan.rules
     free = [(node, sides) for node, sides in plan.sides.items() if node not in plan.reasons]
     low.update(node for node, _ in free if rules[node].colour is Colour.ALLOW)
@@ -66,7 +66,7 @@ def _take_between(plan: PrecisionPlan) -> None:
 
 
 def save_casts(plan: PrecisionPlan) -> None:
-    """Let clear nodes change sides, and infer nodes go back to float32, where that takes fewer casts."""
+    """Move clear nodes to the other side, and infer nodes back to float32, where this saves casts."""
     low, rules = plan.low, plan.rules
     # Constants are cast offline.
     around = {
@@ -74,7 +74,7 @@ def save_casts(plan: PrecisionPlan) -> None:
         for node, sides in plan.sides.items()
         if node not in plan.reasons and rules[node].colour in (Colour.CLEAR, Colour.INFER)
     }
-    # A node without a cast around it saves none; its answer changes only after a neighbour has changed sides.
+    # A node without a cast around it saves none, until a neighbour has changed sides.
     cast = {value for value in {v for values in around.values() for v in values} if takes_cast(plan, value)}
     pending = {node for node, values in around.items() if not cast.isdisjoint(values)}
     for _ in range(_ROUNDS):
@@ -97,7 +97,7 @@ def save_casts(plan: PrecisionPlan) -> None:
 
 
 def takes_cast(plan: PrecisionPlan, value: ir.Value) -> bool:
-    """Return whether some node reads a value, or it leaves the graph, in the type in which it is not computed."""
+    """Return whether some reader of a value, or the graph's output, needs the other type."""
     producer = value.producer()
     is_low = producer in plan.low and value in plan.sides[producer].outputs
     if is_low and value.is_graph_output():

@@ -28,8 +28,8 @@ class Sides(NamedTuple):
     """The float32 operands and results of a node.
 
     Attributes:
-        operands: the operands that are float16 if the node is.
-        outputs: the results that are float16 if the node is.
+        operands: the operands that become float16 with the node.
+        outputs: the results that become float16 with the node.
         low: the indices of these operands, and of these results.
         wide: the indices of the other float32 operands and results.
     """
@@ -45,16 +45,16 @@ class PrecisionPlan:
     """The choice of the nodes that run in float16.
 
     Attributes:
-        operators: all nodes that compute on float32 numbers, in order, bodies included, with domain and operator.
+        operators: all nodes on float32 numbers, in order, bodies included, with domain and operator.
         rules: the treatment of each node.
         floats: the float32 values.
-        constants: those that are constants, with their tensors.
-        typed: the dtypes of all results whose dtype is known.
-        untyped: the values that are read and whose dtype is not known.
+        constants: the constants among them, with their tensors.
+        typed: the known dtypes of results.
+        untyped: the operands of unknown dtype.
         forward: the nodes of the main graph that the loss depends on.
         sides: the float32 operands and results of each node.
         low: the nodes that run in float16.
-        reasons: why each other one does not.
+        reasons: the reason for each other node.
     """
 
     operators: dict[ir.Node, tuple[str, str]]
@@ -89,7 +89,7 @@ def _sides(node: ir.Node, rule: CastRule, floats: set[ir.Value]) -> Sides:
 
 
 def begin_plan(training: TrainingGraph, settings: Settings) -> PrecisionPlan:
-    """Return a plan in which no node is chosen yet."""
+    """Return a plan without chosen nodes."""
     everything = list(training.graph.all_nodes()) if training.owners else list(training.nodes)
     typed = dtypes_of(everything)
     read: set[ir.Value | None] = set()
@@ -110,5 +110,5 @@ def begin_plan(training: TrainingGraph, settings: Settings) -> PrecisionPlan:
 
 
 def takes_any_type(node: ir.Node) -> bool:
-    """Return whether a node reads the shape of its operand alone."""
+    """Return whether a node reads only the shape of its operand."""
     return (node.domain, node.op_type) in _SHAPE_READERS

@@ -1,4 +1,4 @@
-"""The region in mixed precision: between the loss with its seed and the optimizer, which stay float32."""
+"""The region of mixed precision: between the loss with its seed and the optimizer, which stay float32."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["LOSS", "OPTIMIZER", "SEED", "pin_nodes"]
 
 OPTIMIZER = "the optimizer stays float32"
 LOSS = "the loss stays float32"
-# So that a loss scale of 2**24 does not overflow float16 by itself.
+# A loss scale of 2**24 alone would overflow float16.
 SEED = "the seed of the backward pass stays float32"
 
 
 def pin_nodes(
     training: TrainingGraph, forward: set[ir.Node], on_allow_list: set[ir.Node], on_clear_list: set[ir.Node]
 ) -> dict[ir.Node, str]:
-    """Find the nodes of the main graph that stay float32 wherever they are on the lists, with the reason.
+    """Find the nodes of the main graph that stay float32 regardless of lists, with the reason.
 
     Args:
         training: the analysis of the graph.
         forward: the nodes that the loss depends on.
         on_allow_list: the nodes on the allow list.
-        on_clear_list: the nodes on the clear list; they may move the numbers of the seed about in a small type.
+        on_clear_list: the nodes on the clear list; they may move the numbers of the seed in a small type.
     """
-    # Clear nodes may have moved the loss since it was computed.
+    # Clear nodes may have moved the computed loss.
     moved = source_of(training.loss, lambda node: node.inputs[0] if node in on_clear_list and node.inputs else None)
     allowed = set(_contractions(training, on_allow_list)) - {moved.producer()}
     nodes = training.nodes
@@ -71,7 +71,7 @@ def _head(training: TrainingGraph, forward: Sequence[ir.Node], allowed: set[ir.N
 def _seed(training: TrainingGraph, allowed: set[ir.Node]) -> Iterator[ir.Node]:
     """Yield the nodes between the places where a loss scale enters and the first allowed ones.
 
-    A sum of the seed and of an allowed node's result, by a residual connection, is the seed no longer.
+    A sum of the seed and an allowed node's result, by a residual connection, is no seed.
     """
     seed: set[ir.Value | None] = {place.value for place in training.places if place.edge is None}
     edges = {place.edge.node for place in training.places if place.edge is not None}

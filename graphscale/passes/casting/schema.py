@@ -15,9 +15,9 @@ __all__ = ["find_refusal"]
 
 @functools.cache
 def find_refusal(op_type: str, domain: str, version: int, low: Slots, wide: Slots, dtype: ir.DataType) -> str | None:
-    """Return why an operator of a version cannot compute in a small type; None if it can, or ONNX does not define it.
+    """Return the reason why a version of an operator cannot compute in a small type; None for others and unknown ones.
 
-    The slots are those of `Sides`: `low` would be of that type, `wide` stay float32.
+    The slots are those of `Sides`: `low` would have that type, `wide` stay float32.
     """
     if not onnx.defs.has(op_type, version, domain):
         return None

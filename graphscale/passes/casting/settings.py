@@ -22,7 +22,7 @@ _FIELDS = tuple(colour.value for colour in Colour)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The lists that autocast follows.
+    """The lists of autocast.
 
     Attributes:
         rules: the rule of each operator, by domain and name.
@@ -33,7 +33,7 @@ class Settings:
     keep: frozenset[str]
 
     def to_lists(self) -> dict[str, list[str]]:
-        """Return the changes of the default lists, as `make_settings` takes them: `{"allow": [...], ...}`."""
+        """Return the changes of the default lists, for `make_settings`: `{"allow": [...], ...}`."""
         default, lists = default_rules(), dict[str, list[str]]()
         for (domain, op_type), rule in self.rules.items():
             if default.get((domain, op_type)) != rule:
@@ -62,7 +62,7 @@ def make_settings(
             file that holds it; the other arguments come on top.
 
     Raises:
-        AutocastError: an operator is unknown or on two lists, or the file is not as it should be.
+        AutocastError: an operator is unknown or on two lists, or the file has another form.
     """
     rules = default_rules()
     chosen, nodes = _read(lists)
@@ -127,7 +127,7 @@ def _parse(path: Path) -> Any:
 
 
 def _find_operator(name: str, rules: Mapping[tuple[str, str], CastRule]) -> tuple[str, str]:
-    """Return the domain and name of an operator that is known, here or to ONNX."""
+    """Return the domain and name of an operator that graphscale or ONNX knows."""
     domain, separator, op_type = name.rpartition("::")
     for candidate in ("" if domain == "ai.onnx" else domain,) if separator else ("", MICROSOFT):
         is_foreign = candidate not in ("", MICROSOFT)

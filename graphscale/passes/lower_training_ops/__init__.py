@@ -1,6 +1,6 @@
-"""The standard forms of ONNX Runtime's training operators, a family one module.
+"""The standard forms of ONNX Runtime's training operators, one module per family.
 
-A formula writes a node's standard form and gives a value for each output: see `writer.py`.
+A formula writes a node's standard form, and returns a value for each output: see `writer.py`.
 """
 
 from collections.abc import Mapping

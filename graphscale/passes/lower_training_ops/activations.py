@@ -1,6 +1,6 @@
 """The derivatives of activations, times the cotangent.
 
-Each formula is that of ONNX Runtime's kernel: the operator's schema names it, and does not spell it out.
+Each formula is that of ONNX Runtime's kernel: the operator's schema names it without details.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def _fast_gelu(f: Writer) -> list[ir.Value]:
 
 
 def _biased_gelu(f: Writer) -> list[ir.Value]:
-    """Compute what GeluGrad does of `X + B`."""
+    """Compute GeluGrad of `X + B`."""
     return [_erf_slope(f, f.data(0), f("Add", f.data(1), f.data(2)))]
 
 
 def _biased_fast_gelu(f: Writer) -> list[ir.Value]:
-    """Compute what FastGeluGrad does of `X + B`."""
+    """Compute FastGeluGrad of `X + B`."""
     return [_tanh_slope(f, f.data(0), f("Add", f.data(1), f.data(2)))]
 
 

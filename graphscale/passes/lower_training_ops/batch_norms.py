@@ -70,7 +70,7 @@ def _batch_slope(f: Writer) -> list[ir.Value | None]:
 
 
 def _count(f: Writer, image: ir.Value, channels: ir.Value) -> ir.Value:
-    """Return the number of elements of a channel, a constant where it is known."""
+    """Return the number of elements of a channel, a constant if known."""
     sizes, dtype = f.shape(image), dtype_of(channels)
     known = [size for size in sizes or (None,) if size is not None]
     if sizes is not None and len(known) == len(sizes):

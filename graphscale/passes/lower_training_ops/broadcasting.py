@@ -1,4 +1,4 @@
-"""Axes along which an operand was repeated, and sums over them."""
+"""Repeated axes of an operand, and sums over them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["repeated_axes", "sum_over", "sum_to"]
 
-# More than any value has axes.
+# More axes than any value has.
 _MANY = 1 << 30
 
 
 def repeated_axes(f: Writer, shape: ir.Value, other: ir.Value) -> ir.Value:
     """Return the axes, last first, along which a value of one shape is repeated beside a value of another shape.
 
-    These are the axes that it lacks, and those of size 1 where the other one has another size. They are a constant
-    where the model says enough.
+    These are missing axes, and axes of size 1 where the other value has another size. The result is a constant if the
+    model has enough shapes.
     """
     own, beside = known_sizes(shape), known_sizes(other)
     if own is None or beside is None:
@@ -41,7 +41,7 @@ def sum_to(f: Writer, value: ir.Value, target: ir.Value) -> ir.Value:
     if own is None or beside is None:
         return f.reshape(sum_over(f, value, repeated_axes(f, shape, f.shape_of(value))), shape)
     lead = len(beside) - len(own)
-    # A sum over an axis of size 1 changes nothing: whether such an axis was repeated need not be known.
+    # A sum over an axis of size 1 changes nothing, so that such an axis need not be known as repeated.
     marks = [True if axis >= lead and own[axis - lead] == 1 else mark for axis, mark in enumerate(_marks(own, beside))]
     if None in marks:
         return f.reshape(sum_over(f, value, repeated_axes(f, shape, f.shape_of(value))), shape)
@@ -51,9 +51,10 @@ def sum_to(f: Writer, value: ir.Value, target: ir.Value) -> ir.Value:
 
 
 def sum_over(f: Writer, value: ir.Value, axes: ir.Value) -> ir.Value:
-    """Sum over computed axes, kept with size 1; over none if there are none.
+    """Sum over computed axes, kept with size 1.
 
-    Before opset 13 they cannot be an operand: for each axis, the sum is put behind the value, and a slice takes either.
+    Before opset 13, axes cannot be an operand: for each axis, the sum is appended to the value, and a slice chooses
+    one.
     """
     if f.opset >= 13:
         return f("ReduceSum", value, axes, keepdims=1, noop_with_empty_axes=1)
@@ -71,7 +72,7 @@ def sum_over(f: Writer, value: ir.Value, axes: ir.Value) -> ir.Value:
 
 
 def _repeated_of_any_number(f: Writer, shape: ir.Value, other: ir.Value) -> ir.Value:
-    """Mark the axes along which a value is repeated, where only the run can tell how many each value has."""
+    """Mark the repeated axes of a value, where the numbers of axes are known only at run time."""
     if f.opset < 11:
         raise f.refusal("the number of axes is not known; run shape inference on the model")
     own, beside = f("Shape", shape), f("Shape", other)
@@ -86,7 +87,7 @@ def _repeated(f: Writer, mine: ir.Value, theirs: ir.Value) -> ir.Value:
 
 
 def _last_first(f: Writer, marks: ir.Value) -> ir.Value:
-    """Return the places of marks, the last one first."""
+    """Return the positions of marks, the last one first."""
     axes = f.squeeze(f("NonZero", marks), [0])
     return f("Slice", axes, f.integers(-1), f.integers(-_MANY), f.integers(0), f.integers(-1))
 
@@ -96,7 +97,7 @@ def _ones(f: Writer, count: ir.Value) -> ir.Value:
 
 
 def _marks(own: Sizes, beside: Sizes) -> Sequence[bool | None]:
-    """Return whether one is repeated beside the other along each axis of the result; None where it is not known."""
+    """Return for each axis of the result whether one shape is repeated beside the other; None where unknown."""
     lead = len(beside) - len(own)
     marks: list[bool | None] = [True] * lead
     for axis in range(len(own)):

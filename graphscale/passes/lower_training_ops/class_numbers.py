@@ -11,7 +11,7 @@ __all__ = ["at_classes", "less_one_hot", "widest"]
 
 
 def at_classes(f: Writer, values: ir.Value, classes: ir.Value, axis: int) -> ir.Value:
-    """Take the element of each row along an axis that an int64 class number points at."""
+    """Take the element of each row at an int64 class number along an axis."""
     if f.opset >= 11:
         return f.squeeze(f("GatherElements", values, f.unsqueeze(classes, [axis]), axis=axis), [axis])
     chosen = f("Where", _one_hot(f, values, classes, axis), values, 0.0)
@@ -19,10 +19,10 @@ def at_classes(f: Writer, values: ir.Value, classes: ir.Value, axis: int) -> ir.
 
 
 def less_one_hot(f: Writer, values: ir.Value, classes: ir.Value, axis: int) -> ir.Value:
-    """Subtract 1 where the class numbers point at."""
+    """Subtract 1 at the class numbers."""
     if f.opset < 11:
         return f("Sub", values, f.cast(_one_hot(f, values, classes, axis), dtype_of(values)))
-    # No matrix of zeros and ones: a row has one place, and ScatterElements may write into its operand.
+    # A matrix of zeros and ones is not needed: a row has one place, and ScatterElements may write into its operand.
     places = f.unsqueeze(classes, [axis])
     less = f("Sub", f("GatherElements", values, places, axis=axis), 1.0)
     return f("ScatterElements", values, places, less, axis=axis)
@@ -34,7 +34,7 @@ def widest(f: Writer) -> ir.DataType:
 
 
 def _one_hot(f: Writer, values: ir.Value, classes: ir.Value, axis: int) -> ir.Value:
-    """Return whether each class is that of its row; OneHot would crash in ONNX Runtime if there are no rows."""
+    """Return whether each class is that of its row; OneHot would crash in ONNX Runtime without rows."""
     axis = range(f.rank(values))[axis]
     size = f("Gather", f.shape_of(values), f.integers(axis))
     numbers = f("NonZero", f("ConstantOfShape", size, value=ir.tensor([1], dtype=ir.DataType.INT64)))

@@ -23,7 +23,7 @@ def _convolution(f: Writer) -> list[ir.Value | None]:
         dW: see `_weight_slope`, the windows being those of X
         dB = sum of dY over all axes but the channels
 
-    The kernel for the CPU ignores auto_pad: SAME_UPPER and SAME_LOWER are like no padding. Here they are not.
+    The kernel for the CPU ignores auto_pad, and does not pad for SAME_UPPER and SAME_LOWER. The standard form pads.
     """
     dy, x, w = f.data(0), f.data(1), f.data(2)
     sizes, group = _sizes(f, w), int(f.attribute("group", 1))
@@ -54,7 +54,7 @@ def _transposed_convolution(f: Writer) -> list[ir.Value | None]:
 
 
 def _sizes(f: Writer, weight: ir.Value) -> list[int]:
-    """Return the sizes of the weight, all of them known."""
+    """Return the sizes of the weight, which must be known."""
     sizes = f.shape(weight)
     if sizes is None or None in sizes:
         raise f.refusal(f"the shape of the weight {weight.name!r} is not known; run shape inference on the model")
@@ -68,7 +68,7 @@ def _bias_slope(f: Writer, rank: int) -> ir.Value:
 def _image_slope(f: Writer, window: Window, sizes: Sequence[int], group: int) -> ir.Value:
     """Return the derivative for X.
 
-    With strides of 1, it is also the convolution of dY with the reversed weight, for which CPUs have the faster kernel
+    With strides of 1, the derivative is also the convolution of dY with the reversed weight. Its CPU kernel is faster
     unless it has one output and many inputs.
     """
     dy, x, w = f.data(0), f.data(1), f.data(2)
@@ -104,12 +104,12 @@ def _weight_slope(
     else:
         windows = f.reshape(windows, [-1, group, columns, count])
     if rows == 1 and count is not None:
-        # No kernel needs to transpose a vector.
+        # A vector needs no transposition.
         products = f("MatMul", windows, f.reshape(places, [-1, group, count, 1]))
         return f.reshape(f.reduce_sum(products, [0], keepdims=False), sizes)
     places = f.reshape(places, [0, group, rows, -1])
     if count is not None and rows * columns > 2 * count * (rows + columns):
-        # One product for the whole batch, where a matrix for each image would be larger than its factors.
+        # One product for the whole batch, if a matrix for each image would be larger than its factors.
         places, windows = (f("Transpose", value, perm=[1, 2, 0, 3]) for value in (places, windows))
         places, windows = f.reshape(places, [group, rows, -1]), f.reshape(windows, [group, columns, -1])
         return f.reshape(f("MatMul", places, f("Transpose", windows, perm=[0, 2, 1])), sizes)
@@ -118,7 +118,7 @@ def _weight_slope(
 
 
 def _windows(f: Writer, window: Window, image: ir.Value, channels: int) -> ir.Value:
-    """Return the elements of each window, in the place of channels."""
+    """Return the elements of each window as channels."""
     size = math.prod(window.kernel)
     if size == 1 and set(window.strides) == {1} and not any(window.options["pads"]):
         return image
@@ -129,7 +129,7 @@ def _windows(f: Writer, window: Window, image: ir.Value, channels: int) -> ir.Va
 
 
 def _count(sizes: Sizes) -> int | None:
-    """Return the number of places in an image, if it is known."""
+    """Return the number of places in an image, if known."""
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
 

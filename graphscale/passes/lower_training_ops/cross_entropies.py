@@ -16,7 +16,7 @@ __all__ = ["FORMULAS"]
 def _dense(f: Writer) -> list[ir.Value]:
     """Compute `log_prob = log_softmax(X)` and `loss = -sum(label * log_prob)`, for a mean divided by the rows.
 
-    So does the kernel, of each row along the last axis.
+    The kernel does so for each row along the last axis.
     """
     log_prob = f.log_softmax(f.data(0))
     loss = f("Neg", f.reduce_sum(f("Mul", f.data(1), log_prob), keepdims=False))
@@ -34,7 +34,7 @@ def _dense_grad(f: Writer) -> list[ir.Value]:
 def _sparse(f: Writer) -> list[ir.Value]:
     """Compute `log_prob = log_softmax(X)` and `loss = -sum(log_prob[n, label[n]] * weight[n])`, n the row.
 
-    So does the kernel; a mean is divided by the sum of the weights, or by the rows. All but a mean is a sum.
+    The kernel does so; a mean is divided by the sum of the weights, or by the rows. Every other reduction is a sum.
     """
     log_prob, label, weight = f.log_softmax(f.data(0)), f.cast(f.data(1), ir.DataType.INT64), f.input(2)
     losses = f("Neg", at_classes(f, log_prob, label, -1))
@@ -59,7 +59,7 @@ def _averaged(f: Writer, value: ir.Value, label: ir.Value, weight: ir.Value | No
 
 
 def _divided(f: Writer, value: ir.Value, like: ir.Value, stop: int | None) -> ir.Value:
-    """Divide a value by the product of the sizes of another one, up to an axis."""
+    """Divide a value by the product of another value's sizes, up to an axis."""
     sizes = f.shape(like)
     if sizes is not None and None not in sizes[:stop]:
         count = f.number(math.prod(size for size in sizes[:stop] if size is not None), widest(f))
@@ -73,7 +73,7 @@ def _divided(f: Writer, value: ir.Value, like: ir.Value, stop: int | None) -> ir
 def _is_mean(f: Writer) -> bool:
     reduction = _reduction(f)
     if reduction not in ("mean", "sum"):
-        # The kernel gives a loss without its sign, and takes the cotangent from memory that nothing has filled.
+        # The kernel returns a loss with the wrong sign, and reads the cotangent from uninitialized memory.
         raise f.refusal(f"its reduction is {reduction!r}; it must be mean or sum")
     return reduction == "mean"
 
@@ -82,7 +82,7 @@ def _reduction(f: Writer) -> str:
     return str(f.attribute("reduction", "mean"))
 
 
-# ONNX Runtime has the sparse ones in the domain of ONNX.
+# ONNX Runtime has the sparse operators in the domain of ONNX.
 FORMULAS: dict[tuple[str, str], Formula] = {
     (MICROSOFT, "SoftmaxCrossEntropy"): _dense,
     (MICROSOFT, "SoftmaxCrossEntropyGrad"): _dense_grad,

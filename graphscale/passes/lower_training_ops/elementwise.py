@@ -16,7 +16,7 @@ def _scale(f: Writer) -> list[ir.Value]:
     """Compute `X * S`, or with scale_down `X * (1 / S)`, S being one number of any type, as the kernel does."""
     x, factor = f.data(0), _scalar(f, f.data(1))
     if f.attribute("scale_down", 0):
-        # The number of elements of a mean may leave the range of float16.
+        # The number of elements of a mean may exceed the range of float16.
         factor = f("Reciprocal", f.cast(factor, widened(f.dtype)))
     return [f("Mul", x, f.cast(factor, f.dtype))]
 
@@ -47,8 +47,8 @@ def _div(f: Writer) -> list[ir.Value | None]:
 def _fake_quant(f: Writer) -> list[ir.Value]:
     """Compute `q = round(X / S) + Z`, `Y = (clip(q, quant_min, quant_max) - Z) * S`, and the mask of unclipped q.
 
-    From the kernel; ties are rounded to even. The kernel wraps beyond the range of int64, and gives the lower bound for
-    large numbers.
+    Source: the kernel; ties are rounded to even. The kernel wraps beyond the range of int64, and returns the lower
+        bound for large numbers.
     """
     if f.opset < 11:
         raise f.refusal("Round needs opset 11")
@@ -65,14 +65,14 @@ def _fake_quant_grad(f: Writer) -> list[ir.Value]:
 
 
 def _zero_gradient(f: Writer) -> list[ir.Value]:
-    """Give zeros of the shape of the first input, as the schema says."""
+    """Return zeros of the shape of the first input, as the schema says."""
     if not f.wants(0):
-        raise f.refusal("its result is not read: it is there to write into its input, and no standard operator does")
+        raise f.refusal("its result is not read: it writes into its input, and no standard operator does so")
     return [f.expand(f.number(0.0), f.shape_of(f.data(0)))]
 
 
 def _scalar(f: Writer, value: ir.Value) -> ir.Value:
-    """Return one element as a scalar: a vector of it would give another shape to a scalar that it is multiplied by."""
+    """Return one element as a scalar: a vector would change the shape of a product with a scalar."""
     return value if value.shape is not None and len(value.shape) == 0 else f.reshape(value, ())
 
 

@@ -1,6 +1,6 @@
-"""GRU that keeps its gates for the backward pass.
+"""A GRU that keeps its gates for the backward pass.
 
-The formula is that of ONNX's GRU with its default activations, in one direction. Gates come in the order z, r, h.
+The formula is that of ONNX's GRU with its default activations, in one direction. The order of gates is z, r, h.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ACTIVATIONS = ("sigmoid", "tanh")
 def _gru(f: Writer) -> list[ir.Value]:
     """Compute all hidden states, the last one, and all gates.
 
-    With the state H of the step before: `z = sigmoid(X Wz^T + H Rz^T + Wbz + Rbz)`, r alike,
+    With the last step's state H: `z = sigmoid(X Wz^T + H Rz^T + Wbz + Rbz)`, r alike,
     `h = tanh(X Wh^T + Wbh + (r * H) Rh^T + Rbh)`, or, if linear_before_reset,
     `h = tanh(X Wh^T + Wbh + r * (H Rh^T + Rbh))`; `H' = h + z * (H - h)`.
     """

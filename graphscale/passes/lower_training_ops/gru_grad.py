@@ -1,6 +1,6 @@
 """The gradient of GRU, from the gates that GRUTraining keeps.
 
-The formulas are those of ONNX Runtime's CPU kernel. Gates come in the order z, r, h.
+The formulas are those of ONNX Runtime's CPU kernel. The order of gates is z, r, h.
 """
 
 from __future__ import annotations

@@ -12,17 +12,17 @@ from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["Sizes", "Window", "spatial"]
 
-# The sizes of spatial axes, None for those not known.
+# The sizes of spatial axes, None for unknown ones.
 Sizes = Sequence[int | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The window that moves over an image; one number for each spatial axis.
+    """The moving window over an image, with a number for each spatial axis.
 
     Attributes:
-        kernel: its sizes.
-        strides: the steps from one place of the window to the next.
+        kernel: the sizes of the window.
+        strides: the steps between places of the window.
         dilations: the steps inside the window.
         begin: the padding before the image.
         end: the padding behind the image.
@@ -38,8 +38,8 @@ class Window:
     def of(cls, f: Writer, kernel: Sequence[int], image: Sizes) -> Window:
         """Return the window of a node over an image.
 
-        With auto_pad, ONNX's schema asks for `(ceil(image / stride) - 1) * stride + reach - image` in all. SAME_UPPER
-        puts the larger half behind the image, and SAME_LOWER before it.
+        With auto_pad, the padding of ONNX's schema is `(ceil(image / stride) - 1) * stride + reach - image` in all.
+        SAME_UPPER has the larger half behind the image, and SAME_LOWER before it.
         """
         ones = [1] * len(kernel)
         strides, dilations = f.attribute("strides", ones), f.attribute("dilations", ones)
@@ -77,10 +77,10 @@ class Window:
 
         Args:
             f: the writer.
-            y: the factors of the windows, one a place.
+            y: the factors of the windows, one per place.
             weight: the weights inside a window.
             image: the spatial sizes of the image.
-            like: the shape of the image, as a value; read if a size is not known.
+            like: the shape of the image, as a value, for unknown sizes.
             group: the groups of channels.
         """
         options: dict[str, Any] = {**self.options, "group": group}
@@ -101,6 +101,6 @@ class Window:
 
 
 def spatial(f: Writer, value: ir.Value, count: int) -> Sizes:
-    """Return the sizes of so many axes behind batch and channels."""
+    """Return the sizes of a number of axes behind batch and channels."""
     sizes = f.shape(value)
     return [None] * count if sizes is None else sizes[2:]

@@ -42,7 +42,7 @@ def _gather_elements_grad(f: Writer) -> list[ir.Value]:
 def _gather_nd_grad(f: Writer) -> list[ir.Value]:
     """Compute `dX[b.., I[b.., i]] += dY[b.., i]`, the last axis of I being a place each, from the kernel.
 
-    The first batch_dims axes b are those of dX itself. A place becomes the number of a row by Horner's rule.
+    The first batch_dims axes b are those of dX itself. Horner's rule turns a place into the number of a row.
     """
     shape, indices, dy = f.data(0), f.data(1), f.data(2)
     batches, last = f.attribute("batch_dims", 0), f.rank(indices) - 1
@@ -59,7 +59,7 @@ def _gather_nd_grad(f: Writer) -> list[ir.Value]:
             numbers = wrapped(f, column, size)
         rows = f("Add", f("Mul", rows, size), numbers) if axis else numbers
         height = _product(f, height, size)
-    if last == 0:  # a single place, which the sizes have made a vector
+    if last == 0:  # a single place, a vector because of the sizes
         dy = f.unsqueeze(dy, [0])
     return [add_rows(f, rows, dy, height, shape)]
 
@@ -70,12 +70,12 @@ def _product(f: Writer, one: ir.Value, other: ir.Value) -> ir.Value:
 
 
 def _shrunken_gather(f: Writer) -> list[ir.Value]:
-    """Compute what Gather does, as the schema says."""
+    """Compute Gather, as the schema says."""
     return [f("Gather", f.data(0), f.data(1), axis=f.attribute("axis", 0))]
 
 
 def _pad_and_unflatten(f: Writer) -> list[ir.Value]:
-    """Put rows at different places of zeros, and split axis 0 of the result in two, as the schema says."""
+    """Write rows into different places of zeros, and split axis 0 of the result in two, as the schema says."""
     x, places, sizes = f.data(0), f.data(1), f.data(2)
     if f.opset < 11:
         raise f.refusal("ScatterND needs opset 11")
@@ -94,7 +94,7 @@ def _flatten_and_unpad(f: Writer) -> list[ir.Value]:
 
 
 def _sizes_from(f: Writer, value: ir.Value, first: int) -> list[ir.Value]:
-    """Return the sizes of the axes from one on, in one vector or in several."""
+    """Return the sizes of an axis and all later ones, in one vector or in several."""
     if value.shape is None:
         return [f("Slice", f("Shape", value), f.integers(first), f.integers(np.iinfo(np.int64).max), f.integers(0))]
     return [size_at(f, f.shape_of(value), axis) for axis in range(first, f.rank(value))]

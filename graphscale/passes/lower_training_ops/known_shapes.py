@@ -1,4 +1,4 @@
-"""Sizes and axes known before a model runs."""
+"""Sizes and axes that are known before a run of the model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Sizes = tuple[int | str | None, ...]
 
 
 def sizes_of(value: ir.Value) -> Sizes | None:
-    """Return the sizes of a value's axes; None if not even their number is known."""
+    """Return the sizes of a value's axes; None if their number is unknown."""
     if value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
 
 
 def known_sizes(shape: ir.Value) -> Sizes | None:
-    """Return the sizes that a vector holds: a constant, the shape of a value, or unknown ones of a known number."""
+    """Return the sizes in a vector: a constant, the shape of a value, or a known number of unknown sizes."""
     shape = _source_of(shape)
     if (numbers := known_numbers(shape)) is not None:
         return tuple(numbers)
@@ -39,7 +39,7 @@ def known_numbers(value: ir.Value | None) -> list[int] | None:
 
 
 def _source_of(value: ir.Value) -> ir.Value:
-    """Return the value that Identity nodes copy."""
+    """Return the source of Identity nodes."""
     while (node := value.producer()) is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         value = node.inputs[0]
     return value

@@ -21,9 +21,9 @@ class _Rows:
 
     Attributes:
         f: the writer.
-        classes: their classes, as int64; 0 for a row that is ignored.
-        ignored: whether each is ignored; None if none is.
-        weights: the weight of each one's class; None if all are 1.
+        classes: the classes of the rows, as int64; 0 for an ignored row.
+        ignored: for each row, whether it is ignored; None if no row is.
+        weights: for each row, the weight of its class; None if all are 1.
     """
 
     f: Writer
@@ -33,7 +33,7 @@ class _Rows:
 
     @classmethod
     def of(cls, f: Writer, labels: ir.Value, weights: ir.Value | None, ignored: ir.Value | int | None) -> _Rows:
-        """Tell the rows of some labels, weights of all classes, and the label that is ignored."""
+        """Return the rows of some labels, from the weights of all classes and the ignored label."""
         classes, is_ignored = f.cast(labels, _INT64), None
         if ignored is not None:
             label = f.cast(ignored, _INT64) if isinstance(ignored, ir.Value) else ignored
@@ -44,12 +44,12 @@ class _Rows:
         return cls(f, classes, is_ignored, weights)
 
     def weighted(self, values: ir.Value) -> ir.Value:
-        """Multiply a value of each row, or of all, by the weights, 0 for rows that are ignored."""
+        """Multiply a value of each row, or of all rows, by the weights, 0 for ignored rows."""
         values = values if self.weights is None else self.f("Mul", values, self.weights)
         return values if self.ignored is None else self.f("Where", self.ignored, 0.0, values)
 
     def total(self, safe: bool) -> ir.Value:
-        """Sum the weights, or count the rows if some may be ignored; 1 for 0 where it must be safe to divide by it."""
+        """Sum the weights, or count the rows if some may be ignored; 1 for 0 in a safe divisor."""
         f = self.f
         total = f.reduce_sum(self.weighted(f.number(1.0, widest(f))), keepdims=False)
         if not safe:
@@ -60,8 +60,8 @@ class _Rows:
 def _loss_internal(f: Writer) -> list[ir.Value]:
     """Compute `log_prob = log_softmax(scores)` and the loss: see `_loss`.
 
-    As in the kernels, label -1 is ignored if there is no `ignore_index`, and a mean without any weight is 0. Where
-    `output_type` is the wider type, it is that of the computation, as in the schema's function.
+    As in the kernels, label -1 is ignored without an `ignore_index`, and a mean without any weight is 0. A wider
+    `output_type` is the type of the computation, as in the schema's function.
     """
     x = f.cast(f.data(0), _computed(f))
     log_prob = f.log_softmax(x, 1)
@@ -77,9 +77,9 @@ def _negative_log_likelihood(f: Writer) -> list[ir.Value]:
 
 
 def _loss(f: Writer, log_prob: ir.Value, rows: _Rows, safe: bool) -> ir.Value:
-    """Compute `L[n] = -log_prob[n, label[n]] * weight[label[n]]`, 0 where a label is ignored, as the kernels do.
+    """Compute `L[n] = -log_prob[n, label[n]] * weight[label[n]]`, 0 for an ignored label, as the kernels do.
 
-    Or by `reduction` the sum of them, or that divided by the sum of the weights, which is 1 for each without weights.
+    `reduction` may ask for the sum, or for the sum divided by that of the weights, by default 1 each.
     """
     losses = rows.weighted(f("Neg", f.cast(at_classes(f, log_prob, rows.classes, 1), widest(f))))
     reduction = _reduction(f)
@@ -92,7 +92,7 @@ def _loss(f: Writer, log_prob: ir.Value, rows: _Rows, safe: bool) -> ir.Value:
 
 
 def _loss_grad(f: Writer) -> list[ir.Value]:
-    """Compute the gradient of SoftmaxCrossEntropyLoss: see `_slope`; label -1 is ignored if not said otherwise."""
+    """Compute the gradient of SoftmaxCrossEntropyLoss: see `_slope`; label -1 is ignored by default."""
     return [_slope(f, f.attribute("ignore_index", -1))]
 
 
@@ -108,10 +108,10 @@ def _loss_internal_grad(f: Writer) -> list[ir.Value]:
 
 
 def _slope(f: Writer, ignored: ir.Value | int) -> ir.Value:
-    """Compute `dX = (exp(log_prob) - one_hot(label)) * dY * weight[label]`, 0 where a label is ignored.
+    """Compute `dX = (exp(log_prob) - one_hot(label)) * dY * weight[label]`, 0 for an ignored label.
 
-    So do the kernels; for a mean, dY is divided as the loss is. Where `log_prob` of an ignored label is NaN, the result
-    is NaN here, and 0 in the kernels.
+    The kernels do so; for a mean, dY is divided like the loss. If `log_prob` of an ignored label is NaN, the result is
+    NaN here, and 0 in the kernels.
     """
     dy, log_prob = f.cast(f.data(0), widest(f)), f.cast(f.data(1), _computed(f))
     rows = _Rows.of(f, f.data(2), f.input(3), ignored)

@@ -1,4 +1,4 @@
-"""lower-training-ops: spell out ONNX Runtime's training operators. Only its training builds have kernels for them."""
+"""lower-training-ops: replace ONNX Runtime's training operators. Only its training builds have kernels for them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class LowerTrainingOps(GraphPass):
     Before: `dx = com.microsoft.TanhGrad(dy, y)`
     After:  `dx = Mul(dy, Sub(1, Mul(y, y)))`
 
-    The formulas are in the modules beside this one, a family each. The next value of a state that a node writes in
+    The formulas are in the modules beside this one, one per family. The next value of a state that a node writes in
     place becomes an output of the graph.
 
     Attributes:
-        counts: `{operator: nodes}` of what the last run replaced.
-        exposed: `{output: input}` of the states that these nodes wrote in place. The model states them as roles.
+        counts: `{operator: nodes}`, the replaced nodes of the last run.
+        exposed: `{output: input}` of the states that these nodes wrote in place. The model states these pairs as roles.
     """
 
     name = "lower-training-ops"
@@ -112,9 +112,9 @@ class LowerTrainingOps(GraphPass):
         node.graph.remove(node, safe=True)
 
     def _made_for(self, node: ir.Node, value: ir.Value) -> bool:
-        """Return whether a formula has made a value, in the graph of the node that it replaces, as a result alone.
+        """Return whether a value is only a result of a formula, in the graph of the replaced node.
 
-        A gradient that the formula goes on with, too, would be no end of the backward pass.
+        A gradient that the formula itself reads is not the end of the backward pass.
         """
         maker = value.producer()
         is_own = maker is not None and maker.metadata_props.get(PASS_KEY) == self.name
@@ -124,10 +124,10 @@ class LowerTrainingOps(GraphPass):
 
 
 def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
-    """Replace the operators that only training builds of ONNX Runtime have, where the target is none.
+    """Replace the operators of ONNX Runtime's training builds, if the target is no such build.
 
     Returns:
-        `{operator: nodes}` of what was replaced.
+        `{operator: nodes}`, the replaced nodes.
 
     Raises:
         UnsupportedModelError: an operator has no standard form.

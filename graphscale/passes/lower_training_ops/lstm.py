@@ -1,7 +1,7 @@
-"""LSTM that keeps its gates for the backward pass, and its gradient.
+"""An LSTM that keeps its gates for the backward pass, and its gradient.
 
 The formulas are those of ONNX's LSTM with its default activations, in one direction, and of ONNX Runtime's CPU kernels.
-Gates come in the order i, o, f, c.
+The order of gates is i, o, f, c.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACTIVATIONS = ("sigmoid", "tanh", "tanh")
 def _lstm(f: Writer) -> list[ir.Value]:
     """Compute all hidden states, the last one, the last cell state, all cell states, and all gates.
 
-    `a = X W^T + H R^T + Wb + Rb`, with the states H and C of the step before;
+    `a = X W^T + H R^T + Wb + Rb`, with the last step's states H and C;
     `i = sigmoid(a_i + P_i * C)`, `f = sigmoid(a_f + P_f * C)`, `c = tanh(a_c)`, `C' = f * C + i * c`,
     `o = sigmoid(a_o + P_o * C')`, `H' = o * tanh(C')`.
     """
@@ -82,9 +82,9 @@ def _lstm_grad(f: Writer) -> list[ir.Value | None]:
     From the last step to the first, with `dH += dY_t`, and all but dH and dC from the forward pass:
     `dC += dH * o * (1 - tanh(C)^2)`,
     `da = (dC * c * i * (1 - i), dH * tanh(C) * o * (1 - o), dC * C_before * f * (1 - f), dC * i * (1 - c^2))`,
-    then `dH = da R`, `dC = dC * f`. No peephole weight gives anything to dC, as in the kernel.
-    Over all steps: `dX = da W`, `dW = da^T X`, `dR = da^T H_before`, `dB = (sum da, sum da)`,
-    `dP = (sum da_i * C_before, sum da_o * C, sum da_f * C_before)`.
+    then `dH = da R`, `dC = dC * f`. Peephole weights add nothing to dC, as in the kernel. Over all steps: `dX = da W`,
+    `dW = da^T X`, `dR = da^T H_before`, `dB = (sum da, sum da)`, `dP = (sum da_i * C_before, sum da_o * C, sum da_f *
+    C_before)`.
     """
     check_recurrence(f, _ACTIVATIONS, 3)
     x, size = f.data(0), f.attribute("hidden_size")

@@ -1,6 +1,6 @@
 """Elements that a mask keeps.
 
-ONNX Runtime's Where takes about four times as long as a product with the mask: it branches at each element.
+ONNX Runtime's Where branches at each element, and takes about four times the time of a product with the mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["as_number", "keep_where"]
 
-# Operators that move elements, and the input whose elements they move.
+# Operators that move elements, with the input that they move.
 _MOVING = dict.fromkeys(("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"), 0)
 _MOVING["ScatterElements"] = 2
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -28,7 +28,8 @@ def keep_where(f: Writer, mask: ir.Value, value: ir.Value) -> ir.Value:
     """Return a value where a mask is true, and 0 elsewhere.
 
     A product with the mask would be NaN for an infinite element that the mask hides, such as the slope of a square root
-    at 0. It is written for sums of products alone. Where such a sum is not finite, a gradient of its factors is not.
+    at 0. The product is only used for sums of products: if such a sum is not finite, a gradient of its factors is not
+    finite.
     """
     if dtype_of(value) in _WIDE and _sums_products(value):
         return f("Mul", value, as_number(f, mask, value))
@@ -55,7 +56,7 @@ def _sums_products(value: ir.Value) -> bool:
 
 
 def _moved(node: ir.Node) -> list[ir.Value]:
-    """Return the values whose elements a node moves, adds up, or multiplies by one number; none for other nodes."""
+    """Return the operands that a node moves, adds up, or multiplies by one number; none for other nodes."""
     if node.domain:
         return []
     sources = [source for source in node.inputs if source is not None]

@@ -1,4 +1,4 @@
-"""Writing the standard form of one node as nodes before it."""
+"""A writer of one node's standard form, as nodes before it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from graphscale.passes.lower_training_ops.schema_types import alike
 
 __all__ = ["NodeWriter", "Operand"]
 
-# A value, a number (a scalar constant of the type that the operator asks for), an array (a constant), or left out.
+# A value, a number (a scalar constant of the operator's type), an array (a constant), or None for an omitted operand.
 Operand = ir.Value | float | np.ndarray[Any, Any] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeWriter:
-    """Writes nodes of the default domain, placed before one node.
+    """A writer of nodes of the default domain, placed before one node.
 
-    Types and shapes of results are those that ONNX infers, unless said otherwise.
+    By default, ONNX infers the types and shapes of results.
 
     Attributes:
-        build: makes the nodes, at their place.
+        build: the builder of the nodes, at their place.
         node: the node to be replaced.
     """
 
@@ -51,7 +51,7 @@ class NodeWriter:
 
     @functools.cached_property
     def dtype(self) -> ir.DataType:
-        """The dtype of the node's data: the first floating-point operand that its degree rule speaks of."""
+        """The dtype of the node's data: the first floating-point operand in its degree rule."""
         rule, count = rule_of(self.node), len(self.node.inputs)
         indices = range(count) if rule is None else rule.operands(count)
         data = [value for i in indices if (value := self.input(i)) is not None]
@@ -60,29 +60,29 @@ class NodeWriter:
         return dtype_of(next((value for value in data if is_float(value)), data[0]))
 
     def input(self, index: int) -> ir.Value | None:
-        """Return an input of the node; None if it is left out."""
+        """Return an input of the node; None if omitted."""
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def data(self, index: int) -> ir.Value:
-        """Return an input of the node that must be there."""
+        """Return a required input of the node."""
         value = self.input(index)
         if value is None:
             raise self.refusal(f"input {index} is missing")
         return value
 
     def wants(self, index: int) -> bool:
-        """Return whether anything reads an output of the node."""
+        """Return whether an output of the node has readers."""
         if index >= len(self.node.outputs):
             return False
         value = self.node.outputs[index]
         return value.is_graph_output() or bool(value.uses())
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the node, or the default that its operator prescribes."""
+        """Return an attribute of the node, or its operator's default."""
         return attribute(self.node, name, default)
 
     def refusal(self, reason: str) -> UnsupportedModelError:
-        """Return the error that the node cannot be replaced."""
+        """Return the error for a node that cannot be replaced."""
         return UnsupportedModelError(
             f"{op_name(self.node)} node {node_name(self.node)!r} has no standard form: {reason}"
         )
@@ -96,7 +96,7 @@ class NodeWriter:
         return self.constant(np.asarray(numbers, dtype=np.int64))
 
     def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
-        """Return the constant of the model that holds an array; equal arrays share one."""
+        """Return the model's constant of an array; equal arrays share one."""
         return self.build.editor.shared_array(f"graphscale/{self.build.mark}", array)
 
     def __call__(self, op_type: str, *operands: Operand, **options: Any) -> ir.Value:
@@ -118,11 +118,11 @@ class NodeWriter:
         Args:
             count: number of results.
             op_type: the operator, in the default domain.
-            operands: its inputs. A number is of the dtype of the operands that the operator wants to be of one type.
-            like: a value whose dtype and shape the first result has.
+            operands: its inputs. A number gets the common dtype of the operator's operands.
+            like: a value with the dtype and shape of the first result.
             dtype: the dtype of the first result.
             shape: the shape of the first result.
-            attributes: the node's attributes; None for one to leave out.
+            attributes: the node's attributes; None for an omitted one.
         """
         kept = {name: value for name, value in attributes.items() if value is not None}
         values = [self._value(op_type, i, operands) for i in range(len(operands))]

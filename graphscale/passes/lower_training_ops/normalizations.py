@@ -58,7 +58,7 @@ def _axis(f: Writer) -> int:
 
 
 def _per_row(f: Writer, index: int) -> ir.Value:
-    """Return an operand with one number a row, in a shape that broadcasts: the kernel accepts any."""
+    """Return an operand with one number per row, in a shape that broadcasts: the kernel accepts all shapes."""
     value, rank, axis = f.data(index), f.rank(f.data(1)), _axis(f)
     if value.shape is None or len(value.shape) != rank:
         rows = f("Slice", f.shape_of(f.data(1)), f.integers(0), f.integers(axis))

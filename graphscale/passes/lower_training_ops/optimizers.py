@@ -26,7 +26,7 @@ __all__ = ["FORMULAS"]
 
 
 def _sgd_v2(f: Writer) -> list[ir.Value]:
-    """Compute whether it updates, and of each weight `W - R * G`, or the weight if it does not."""
+    """Compute the flag of an update, and for each weight `W - R * G`, or the weight without an update."""
     check_states(f)
     _check_dtypes(f, 1, 2)
     rate = scalar(f, f.data(0))
@@ -38,7 +38,7 @@ def _sgd_v2(f: Writer) -> list[ir.Value]:
 
 
 def _adamw(f: Writer) -> list[ir.Value]:
-    """Compute whether it updates, and the next weights and moments, or the old ones if it does not.
+    """Compute the flag of an update, and the next weights and moments, or the old ones without an update.
 
     `M1' = alpha * M1 + (1 - alpha) * G`, `M2' = beta * M2 + (1 - beta) * G * G`, `c1 = 1 - alpha^step`,
     `c2 = 1 - beta^step`, both 1 unless correct_bias.
@@ -79,7 +79,7 @@ def _check_dtypes(f: Writer, *sequences: int) -> None:
 
 
 def _updated(f: Writer, rule: Rule, inputs: Sequence[int], states: Sequence[int], signal: int) -> list[ir.Value]:
-    """Apply a rule to the members of some inputs, or keep the states among these where a signal is false."""
+    """Apply a rule to the members of some inputs, or keep their states where a signal is false."""
     is_active = None if (held := f.input(signal)) is None else scalar(f, held)
 
     def guarded(f: Writer, values: Sequence[ir.Value]) -> Sequence[ir.Value]:

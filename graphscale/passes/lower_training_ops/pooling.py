@@ -19,7 +19,8 @@ __all__ = ["FORMULAS"]
 def _max_pool(f: Writer) -> list[ir.Value | None]:
     """Add each element of dY to the element of dX at its index, counted in the whole tensor; source: the kernel.
 
-    The kernel reads the shape of dX from the model. Here it is the shape of MaxPool's input, if the graph has MaxPool.
+    The kernel reads the shape of dX from the model. The standard form uses the shape of MaxPool's input, if the graph
+    has MaxPool.
     """
     index, kind = f.data(1), dtype_of(f.data(0))
     # The kernel of ScatterElements for the CPU adds no float16.
@@ -45,7 +46,7 @@ def _flat_index(f: Writer, index: ir.Value) -> ir.Value:
 
 
 def _disjoint(f: Writer, *values: ir.Value) -> Iterator[tuple[ir.Value, ...]]:
-    """Yield parts of values with one element for each window, such that the windows of a part do not overlap."""
+    """Yield parts of values with one element per window, so that the windows of a part do not overlap."""
     kernel = f.attribute("kernel_shape")
     window = Window.of(f, kernel, [1] * len(kernel))
     apart = [-(-reach // stride) for reach, stride in zip(window.reach, window.strides, strict=True)]
@@ -92,7 +93,7 @@ def _average_pool(f: Writer) -> list[ir.Value | None]:
 
 
 def _is_cut(f: Writer, window: Window, image: list[int]) -> bool:
-    """Return whether the last windows reach behind the padding."""
+    """Return whether the last windows extend beyond the padding."""
     steps = zip(image, window.begin, window.end, window.reach, window.strides, strict=True)
     return bool(f.attribute("ceil_mode", 0)) and any((x + b + e - reach) % s for x, b, e, reach, s in steps)
 
@@ -124,7 +125,7 @@ def _image_shape(f: Writer) -> ir.Value:
 
 
 def _declared(f: Writer) -> list[int]:
-    """Return the sizes that the model declares for the spatial axes of dX, as the kernel reads them."""
+    """Return the declared sizes of the spatial axes of dX, which the kernel reads."""
     result = f.node.outputs[0]
     sizes = [size for size in (f.shape(result) or ())[2:] if size is not None]
     if result.shape is None or len(sizes) != len(f.attribute("kernel_shape")):

@@ -1,4 +1,4 @@
-"""Pieces of recurrent operators: states and weights in the shapes that a time step needs, and sums over all steps."""
+"""Parts of recurrent operators: states and weights in the shapes of a time step, and sums over all steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def check_recurrence(f: Writer, activations: Sequence[str], lengths: int) -> None:
-    """Refuse the forms that the kernels refuse as well; an input holds the lengths of the sequences."""
+    """Refuse the forms that the kernels refuse; one input holds the lengths of the sequences."""
     if f.input(lengths) is not None:
         raise f.refusal("its sequences have lengths of their own")
     if (direction := f.attribute("direction", "forward")) != "forward":
@@ -62,7 +62,7 @@ def total(f: Writer, value: ir.Value) -> ir.Value:
 
 
 def sigmoid_slope(f: Writer, y: ir.Value) -> ir.Value:
-    """Compute `y * (1 - y)`, the slope of a sigmoid where it is y."""
+    """Compute `y * (1 - y)`, the slope of a sigmoid with the value y."""
     return f("Mul", y, f("Sub", 1.0, y))
 
 
@@ -81,7 +81,7 @@ def zeros(f: Writer, like: ir.Value, size: int) -> ir.Value:
 
 
 def previous(f: Writer, first: ir.Value, states: ir.Value) -> ir.Value:
-    """Return the states before each step, from the first state and those after each step."""
+    """Return the states before all steps, from the first state and the states after each step."""
     earlier = f("Slice", joined(f, [first, states], 0), f.integers(0), f.integers(-1), f.integers(0))
     earlier.shape = states.shape
     return earlier

@@ -17,7 +17,7 @@ __all__ = ["FORMULAS"]
 
 
 def _reduce_sum(f: Writer) -> list[ir.Value]:
-    """Sum over the axes that an operand lists, as ReduceSum of opset 13 does."""
+    """Sum over the axes in an operand, as ReduceSum of opset 13 does."""
     x, axes = f.data(0), f.data(1)
     keepdims, keeps_all = bool(f.attribute("keepdims", 1)), bool(f.attribute("noop_with_empty_axes", 0))
     known = known_numbers(axes)
@@ -35,7 +35,7 @@ def _all_l2(f: Writer) -> list[ir.Value]:
     out = f.node.outputs[0].dtype or dtype_of(f.data(0))
     squares = []
     for i in range(len(f.node.inputs)):
-        # The sum of squares may leave the range of narrow types.
+        # The sum of squares may exceed the range of narrow types.
         squares.append(f("ReduceSumSquare", f.cast(f.data(i), widened(out)), keepdims=0))
     return [f.cast(f("Sqrt", f("Sum", *squares)), out)]
 

@@ -11,7 +11,7 @@ from graphscale.passes.lower_training_ops.writer import Formula, Writer
 
 __all__ = ["FORMULAS"]
 
-# Forms that the kernel takes.
+# Forms that the kernel accepts.
 _TAKEN = {
     "mode": ("nearest", ("linear",)),
     "coordinate_transformation_mode": ("half_pixel", ("half_pixel", "align_corners")),
@@ -24,7 +24,7 @@ _TAKEN = {
 def _resize_grad(f: Writer) -> list[ir.Value]:
     """Compute `dX = R^T dY C`, the forward pass being `Y = R X C^T` with weights R of rows and C of columns.
 
-    From the kernel, for two spatial axes. A weight is `max(0, 1 - |s(o) - i|)` for a place o of Y and i of X, with
+    Source: the kernel, for two spatial axes. A weight is `max(0, 1 - |s(o) - i|)` for a place o of Y and i of X, with
     `s(o) = r * (o + 0.5) - 0.5` within 0 and the last place of X, or `s(o) = r * o` for align_corners. Without scales
     and for align_corners r is the quotient of the sizes, in the latter case less one each; with scales it is
     `1 / scale`. A value that keeps its shape keeps its numbers.
@@ -40,7 +40,7 @@ def _resize_grad(f: Writer) -> list[ir.Value]:
     if own == other and None not in (own or ()):
         return [dy]
     given, scales = f.input(3), None
-    # Where Resize has sizes, exporters leave the scales out, or make them empty.
+    # For a Resize with sizes, exporters omit the scales, or make them empty.
     if given is not None and sizes_of(given) != (0,) and _mode(f) == "half_pixel":
         same = f("Equal", f.shape_of(x), f.shape_of(dy))
         moved = f("Greater", f.reduce_sum(f("Cast", f("Not", same), to=ir.DataType.FLOAT), [0]), 0.0)

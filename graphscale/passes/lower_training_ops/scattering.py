@@ -1,4 +1,4 @@
-"""Sums of rows, or of single elements, some of them at the same place.
+"""Sums of rows, or of single elements, with repeated places.
 
 ScatterND with a reduction is not used: the CPU kernel of ONNX Runtime 1.32 adds up in several threads without a lock,
 and loses updates of equal places. ScatterElements has a reduction since opset 16.
@@ -17,22 +17,22 @@ from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["add_elements", "add_rows", "count_up", "scatter", "size_at", "wrapped", "zeros"]
 
-# Up to so many rows a product with a matrix of zeros and ones is faster than ScatterElements: measured with ONNX
-# Runtime 1.32 on the CPU for 2 to 30000 rows of 64 to 512 elements.
+# Up to this number of rows, a product with a matrix of zeros and ones is faster than ScatterElements, measured with
+# ONNX Runtime 1.32 on the CPU for 2 to 30000 rows of 64 to 512 elements.
 _FEW = 256
 
 
 def add_rows(f: Writer, rows: ir.Value, updates: ir.Value, height: ir.Value, shape: ir.Value) -> ir.Value:
     """Return `result[rows[i]] += updates[i]`, the result being zeros before.
 
-    A product with zeros and ones makes more of the result NaN than it should where an update is not finite.
+    With a non-finite update, a product with zeros and ones makes too many elements of the result NaN.
 
     Args:
-        f: writes the nodes.
+        f: the writer of the nodes.
         rows: the numbers of rows, not negative, of any shape but a scalar.
-        updates: of the shape of the rows, and then that of a row.
+        updates: the updates, with the shape of `rows` followed by that of a row.
         height: the number of rows of the result, in a vector.
-        shape: the shape of the result, in whatever axes the rows are.
+        shape: the shape of the result, with any axes for the rows.
     """
     places, most = sizes_of(rows), next(iter(known_numbers(height) or ()), None)
     sizes = [size for size in places or (None,) if isinstance(size, int)]
@@ -47,7 +47,7 @@ def add_rows(f: Writer, rows: ir.Value, updates: ir.Value, height: ir.Value, sha
     flat = f.unsqueeze(flat, [1])
     if f.opset >= 16 and (count is None or count > _FEW):
         return f.reshape(_add_up(f, f.expand(flat, f.shape_of(matrix)), matrix, extent, 0), shape)
-    # Updates of equal places become equal, so that it does not matter which of them is written last.
+    # Updates of equal places become equal, so that their order does not matter.
     same = f("Equal", flat, f("Transpose", flat, perm=[1, 0]))
     matrix = f("MatMul", f("Cast", same, to=f.dtype), matrix)
     return f.reshape(f("ScatterND", zeros(f, extent), f.cast(flat, ir.DataType.INT64), matrix), shape)
@@ -65,7 +65,7 @@ def add_elements(f: Writer, places: ir.Value, updates: ir.Value, shape: ir.Value
 
 
 def _add_up(f: Writer, places: ir.Value, updates: ir.Value, shape: ir.Value, axis: int) -> ir.Value:
-    # The CPU kernel does not add up narrow types, and their sums lose more than those of float32.
+    # The CPU kernel does not add up narrow types, and their sums are less precise than those of float32.
     wide = widened(f.dtype)
     target, updates = zeros(f, shape, wide), f.cast(updates, wide)
     return f.cast(f("ScatterElements", target, places, updates, axis=axis, reduction="add"), f.dtype)
@@ -82,13 +82,13 @@ def zeros(f: Writer, shape: ir.Value, dtype: ir.DataType | None = None) -> ir.Va
 
 
 def size_at(f: Writer, shape: ir.Value, axis: int) -> ir.Value:
-    """Return one size of a shape, in a vector: a constant where it is known."""
+    """Return one size of a shape in a vector, a constant if known."""
     size = (known_sizes(shape) or {axis: None})[axis]
     return f.integers(size) if isinstance(size, int) else f("Gather", shape, f.integers(axis))
 
 
 def count_up(f: Writer, count: ir.Value) -> ir.Value:
-    """Return the numbers from 0 on, so many as a vector of one element says."""
+    """Return the numbers from 0 on; a vector of one element has their count."""
     known = known_numbers(count)
     if known is not None and known[0] <= _FEW:
         return f.constant(np.arange(known[0]))

@@ -1,4 +1,4 @@
-"""Sequences of tensors: the members of those that the graph makes, a Loop over all others."""
+"""Sequences of tensors: the members of sequences made in the graph, a Loop over all others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["Rule", "map_sequences", "members"]
 
-# From one member of each sequence to one of each result.
+# A rule from one member of each sequence to one of each result.
 Rule = Callable[[Writer, Sequence[ir.Value]], Sequence[ir.Value]]
 
 
 def members(sequence: ir.Value) -> list[ir.Value] | None:
-    """Return the members of a sequence that the graph makes of tensors; None for any other."""
+    """Return the members of a sequence made of tensors in the graph; None for other sequences."""
     node = sequence.producer()
     if node is None or (node.domain, node.op_type) != ("", "SequenceConstruct"):
         return None

@@ -18,7 +18,7 @@ __all__ = ["FORMULAS"]
 def _concat(f: Writer) -> list[ir.Value | None]:
     """Join the inputs along an axis; the second result has their sizes along it, as the schema says.
 
-    The kernel forgets the second result where the first one is empty.
+    The kernel omits the second result where the first one is empty.
     """
     parts = [f.data(i) for i in range(len(f.node.inputs))]
     axis = f.axis(parts[0], f.attribute("axis"))
@@ -67,25 +67,25 @@ def _parts(f: Writer, value: ir.Value, lengths: ir.Value, axis: int) -> list[ir.
 
 
 def _broadcast_axes(f: Writer) -> list[ir.Value | None]:
-    """Give the axes along which each of two shapes is repeated beside the other one, last first.
+    """Return the axes along which each of two shapes is repeated beside the other, last first.
 
-    From the kernel: an axis that a shape lacks, and one of size 1 where the other shape has another size.
+    Source: the kernel. These are missing axes, and axes of size 1 where the other shape has another size.
     """
     one, other = f.data(0), f.data(1)
     return [repeated_axes(f, *pair) if f.wants(i) else None for i, pair in enumerate(((one, other), (other, one)))]
 
 
 def _group(f: Writer) -> list[ir.Value]:
-    """Give true: all inputs are there.
+    """Return true: all inputs exist.
 
-    The schema says a scalar, and the kernel gives a vector of one element: what the model declares holds.
+    The schema has a scalar, and the kernel returns a vector of one element: the model's declared shape decides.
     """
     declared = f.node.outputs[0].shape
     return [f.constant(np.full(() if declared is not None and len(declared) == 0 else (1,), True))]
 
 
 def _pass_through(f: Writer) -> list[ir.Value]:
-    """Give each input back, as the schema says."""
+    """Return each input, as the schema says."""
     return [f.data(i) for i in range(len(f.node.outputs))]
 
 

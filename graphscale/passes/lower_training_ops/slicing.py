@@ -13,9 +13,9 @@ __all__ = ["FORMULAS"]
 
 
 def _slice_grad(f: Writer) -> list[ir.Value]:
-    """Put dY where the slice was taken from, and zeros elsewhere: its kernel, and Slice, whose operands it has.
+    """Write dY to the place of the slice, and zeros elsewhere; source: its kernel, and Slice with the same operands.
 
-    The kernel fails where a step is negative.
+    The kernel fails for a negative step.
     """
     steps, axes = known_numbers(f.input(5)), known_numbers(f.input(4))
     count = len(known_sizes(f.data(2)) or ())
@@ -25,7 +25,7 @@ def _slice_grad(f: Writer) -> list[ir.Value]:
         padded = _pad(f, [axis % f.rank(f.data(0)) for axis in axes])
         if padded is not None:
             return [padded]
-    # Slice takes the places of dY from the places of all elements.
+    # Slice returns the places of dY among those of all elements.
     shape, dy = f.data(1), f.data(0)
     size = f("ReduceProd", shape, keepdims=1)
     places = f.reshape(count_up(f, size), shape)
@@ -35,7 +35,7 @@ def _slice_grad(f: Writer) -> list[ir.Value]:
 
 
 def _pad(f: Writer, axes: list[int]) -> ir.Value | None:
-    """Return dY with zeros around it, if its elements are neighbours; None where the opset can't say how many zeros."""
+    """Return dY with zeros around it, if its elements are neighbours; None if the opset has no computed padding."""
     dy, shape = f.data(0), f.data(1)
     rank = f.rank(dy)
     starts, sizes, lengths = known_numbers(f.data(2)), known_sizes(shape), known_sizes(f.shape_of(dy))

@@ -18,7 +18,7 @@ def _softmax(f: Writer) -> list[ir.Value]:
 
 
 def _softmax_13(f: Writer) -> list[ir.Value]:
-    """Compute what SoftmaxGrad does along `axis` alone, as the kernel does."""
+    """Compute SoftmaxGrad along `axis` alone, as the kernel does."""
     return [_softmax_slope(f, [f.attribute("axis", -1)])]
 
 
@@ -28,7 +28,7 @@ def _log_softmax(f: Writer) -> list[ir.Value]:
 
 
 def _log_softmax_13(f: Writer) -> list[ir.Value]:
-    """Compute what LogSoftmaxGrad does along `axis` alone, as the kernel does."""
+    """Compute LogSoftmaxGrad along `axis` alone, as the kernel does."""
     return [_log_softmax_slope(f, [f.attribute("axis", -1)])]
 
 
@@ -43,7 +43,7 @@ def _log_softmax_slope(f: Writer, axes: Sequence[int]) -> ir.Value:
 
 
 def _trailing_axes(f: Writer) -> range:
-    """Return the axes that Softmax joins before opset 13: the last ones, from `axis` on."""
+    """Return the axes that Softmax joins before opset 13: `axis` and all later ones."""
     axis = f.attribute("axis", 1)
     if axis < 0:
         return range(axis, 0)

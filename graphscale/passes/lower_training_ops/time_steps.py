@@ -1,4 +1,4 @@
-"""Recurrences over time steps: written out for a few known steps, a Scan otherwise."""
+"""Recurrences over time steps: unrolled for a few known steps, else a Scan."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["LONGEST", "Cell", "Step", "run_steps"]
 
-# Nodes run in CUDA graphs, and a Scan does not; more of them take long to load, and run no faster.
+# Nodes run in CUDA graphs, and a Scan does not; more nodes take long to load, and run no faster.
 LONGEST = 32
 
-# The next states and the results of one step, and the formula that gives them for its states and its slices.
+# The next states and the results of one step, and the formula for them, from states and slices.
 Step = tuple[Sequence[ir.Value], Sequence[ir.Value]]
 Cell = Callable[[Writer, Sequence[ir.Value], Sequence[ir.Value]], Step]
 
@@ -28,8 +28,8 @@ def run_steps(
         f: the writer.
         cell: the formula of one step.
         states: the first states, of shape [1, batch, n].
-        sequences: values that hold a slice for each step, of shape [steps, batch, n].
-        backward: whether the last step comes first.
+        sequences: values with a slice for each step, of shape [steps, batch, n].
+        backward: True if the last step comes first.
 
     Returns:
         the last states; the results of the steps as sequences.
@@ -62,7 +62,7 @@ def _scan(
         graph.inputs.append(ir.val(unique(f"{body.build.prefix}.slice"), value.dtype, shape))
     count = len(states)
     last, results = cell(body, graph.inputs[:count], graph.inputs[count:])
-    # A value that leaves a body is one that the body makes, and leaves it once.
+    # An output of a body is computed in the body, and leaves it only once.
     outputs = [body("Identity", value, like=value) for value in (*last, *results)]
     body.build.closed(outputs)
     steps = None if sequences[0].shape is None else sequences[0].shape[0]

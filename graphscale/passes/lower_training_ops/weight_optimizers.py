@@ -22,14 +22,14 @@ def _sgd(f: Writer) -> list[ir.Value | None]:
 
 
 def _adam(f: Writer) -> list[ir.Value | None]:
-    """Compute the next count, moments and weight, and the move of the weight.
+    """Compute the next count, moments and weight, and the change of the weight.
 
     `M1' = alpha * M1 + (1 - alpha) * G`, `M2' = beta * M2 + (1 - beta) * G * G`,
     `c1 = 1 - alpha^T` and `c2 = 1 - beta^T` if the count T is above 0 and do_bias_correction, else 1.
     Mode 0: `move = -R * (M1' / c1 / (sqrt(M2' / c2) + epsilon) + lambda * W)`; mode 1, with
     `step = R * sqrt(c2) / c1 * M1' / (sqrt(M2') + epsilon)`: `move = -step - R * lambda * (W - step)`.
-    Mode 0 is written as such a step, too, with `epsilon * sqrt(c2)`: c1 and c2 are scalars, and each node over a weight
-    costs its time.
+    Mode 0 is also written as such a step, with `epsilon * sqrt(c2)`: c1 and c2 are scalars, and each node on a whole
+    weight costs time.
     """
     check_states(f)
     if any(f.input(i) is not None for i in range(6, 10)):
@@ -63,7 +63,7 @@ def _bias_correction(f: Writer, base: float, count: ir.Value) -> ir.Value:
 
 
 def _accumulator(f: Writer) -> list[ir.Value]:
-    """Compute `old + value`, or the old sum where update_signal says so."""
+    """Compute `old + value`, or the old sum by update_signal."""
     check_states(f)
     old, signal = f.data(0), f.input(2)
     new = f("Add", old, f.cast(f.data(1), f.dtype))
@@ -71,10 +71,10 @@ def _accumulator(f: Writer) -> list[ir.Value]:
 
 
 def _accumulator_v2(f: Writer) -> list[ir.Value]:
-    """Compute true, and `old + value`, with 0 for the old sum where overwrite_flag says so."""
+    """Compute true, and `old + value`, with 0 for the old sum by overwrite_flag."""
     check_states(f)
     old, signal = f.data(0), f.input(2)
-    # A skipped step keeps the old sum, or what the flag makes of it: guard-updates finds it in this form.
+    # A skipped step keeps the old sum, or its reset by the flag: guard-updates finds the sum in this form.
     kept = old if signal is None else f("Where", scalar(f, signal), f.number(0.0, dtype_of(old)), old)
     return [f.constant(np.asarray([True])), f("Add", kept, f.cast(f.data(1), f.dtype))]
 

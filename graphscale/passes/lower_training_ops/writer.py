@@ -18,18 +18,18 @@ _Axes = Sequence[int] | ir.Value | None
 
 
 class Writer(NodeWriter):
-    """Writes the standard form of one node; its helpers are the same for all opsets."""
+    """A writer of one node's standard form, with the same helpers for all opsets."""
 
     def reduce_sum(self, value: ir.Value, axes: _Axes = None, keepdims: bool = True) -> ir.Value:
         """Sum over axes; None for all, and the value itself for none."""
         return self._reduce("ReduceSum", 13, value, axes, keepdims)
 
     def reduce_mean(self, value: ir.Value, axes: _Axes = None, keepdims: bool = True) -> ir.Value:
-        """Take the mean over axes; None for all, and the value itself for none."""
+        """Compute the mean over axes; None for all, and the value itself for none."""
         return self._reduce("ReduceMean", 18, value, axes, keepdims)
 
     def reduce_max(self, value: ir.Value, axes: _Axes = None, keepdims: bool = True) -> ir.Value:
-        """Take the largest over axes; None for all, and the value itself for none."""
+        """Compute the maximum over axes; None for all, and the value itself for none."""
         return self._reduce("ReduceMax", 18, value, axes, keepdims)
 
     def squeeze(self, value: ir.Value, axes: Sequence[int] | ir.Value) -> ir.Value:
@@ -55,11 +55,11 @@ class Writer(NodeWriter):
         return self("Sub", moved, self("Log", self.reduce_sum(self("Exp", moved), [axis])))
 
     def cast(self, value: ir.Value, to: ir.DataType) -> ir.Value:
-        """Cast a value; return it as it is if it has this dtype."""
+        """Cast a value; return a value that has this dtype."""
         return value if value.dtype is to else self("Cast", value, to=to)
 
     def shape(self, value: ir.Value) -> tuple[int | None, ...] | None:
-        """Return the sizes of a value's axes, None for those not known; None if not even their number is known."""
+        """Return the sizes of a value's axes, None for unknown ones; None if their number is unknown."""
         if value.shape is None:
             return None
         return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
@@ -68,14 +68,14 @@ class Writer(NodeWriter):
         """Return the number of a value's axes.
 
         Raises:
-            UnsupportedModelError: the model does not say.
+            UnsupportedModelError: the number is unknown.
         """
         if value.shape is None:
             raise self.refusal(f"the rank of {value.name!r} is not known; run shape inference on the model")
         return len(value.shape)
 
     def shape_of(self, value: ir.Value) -> ir.Value:
-        """Return the shape of a value as a value: a constant where it is known."""
+        """Return the shape of a value as a value, a constant if known."""
         sizes = self.shape(value)
         is_known = sizes is not None and None not in sizes
         return self.constant(np.asarray(sizes, dtype=np.int64)) if is_known else self("Shape", value)
@@ -97,13 +97,13 @@ class Writer(NodeWriter):
         return axis + self.rank(value) if axis < 0 and self.opset < 11 else axis
 
     def within(self, name: str) -> Self:
-        """Return a writer for a new body of this name; `build.closed` completes it."""
+        """Return a writer for a new body with a name; `build.closed` completes the body."""
         return dataclasses.replace(self, build=self.build.within(name))
 
     def _runs_along(self, value: ir.Value, axis: int) -> bool:
-        """Return whether to leave an axis to Softmax: the last one, and from opset 13 on one of an unknown number.
+        """Return whether to leave an axis to Softmax: the last one, and from opset 13 on an axis of unknown number.
 
-        Before opset 13 it computes along the last one alone, and later ONNX Runtime transposes for all others.
+        Before opset 13, Softmax computes along the last axis alone; later, ONNX Runtime transposes for all others.
         """
         rank = None if value.shape is None else len(value.shape)
         return axis == -1 or (self.opset >= 13 if rank is None else axis == rank - 1)
@@ -134,10 +134,10 @@ class Writer(NodeWriter):
 
 
 def _told_by(shape: ir.Value) -> ir.Shape | None:
-    """Return the shape that a value tells, if it is that of another value."""
+    """Return the shape in a value, if it is the shape of another value."""
     measured = measured_by(shape)
     return None if measured is None else measured.shape
 
 
-# Gives a value for each output of a node; None, or nothing at the end, for one that nothing reads.
+# A formula: it returns a value for each output of a node, or None, or nothing at the end, for one without readers.
 Formula = Callable[[Writer], Sequence[ir.Value | None]]

@@ -1,6 +1,6 @@
-"""The states that optimizers, accumulators and batch normalization write in place, and their way out of the graph.
+"""The states that optimizers, accumulators and batch normalization write in place, as outputs of the graph.
 
-The standard form gives the next value of such a state as an output. It becomes an output of the graph.
+The standard form returns the next value of such a state, which becomes an output of the graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphscale.passes.lower_training_ops.writer import Writer
 
 __all__ = ["check_states", "expose_states", "find_flags", "scalar", "stated_roles"]
 
-# By operator: the inputs that its kernel writes, each with the output for the next value.
+# By operator, the inputs that its kernel writes, each with the output for the next value.
 _WRITTEN: Mapping[str, Mapping[int, int]] = {
     "AdamOptimizer": {1: 0, 2: 3, 4: 1, 5: 2},
     "AdamWOptimizer": {2: 1, 4: 2, 5: 3},
@@ -29,16 +29,16 @@ _WRITTEN: Mapping[str, Mapping[int, int]] = {
     "SGDOptimizer": {1: 0},
     "SGDOptimizerV2": {1: 1},
 }
-# By operator: the outputs that tell whether the node has updated its states.
+# By operator, the outputs that report whether the node has updated its states.
 _FLAGS: Mapping[str, tuple[int, ...]] = {"AdamWOptimizer": (0,), "InPlaceAccumulatorV2": (0,), "SGDOptimizerV2": (0,)}
-# Kernels that write nothing where the node lacks the output for the next value.
+# Kernels that do not write without an output for the next value.
 _OPTIONAL = frozenset(("AdamOptimizer", "SGDOptimizer"))
 
 
 def expose_states(editor: Editor, node: ir.Node) -> dict[str, str]:
-    """Make the next values of the graph's states that a node writes outputs of the graph.
+    """Add the next values of the states that a node writes to the outputs of the graph.
 
-    A state that is an initializer alone becomes an input, too.
+    A state that is only an initializer becomes an input, too.
 
     Returns:
         `{output: input}`.
@@ -59,27 +59,27 @@ def expose_states(editor: Editor, node: ir.Node) -> dict[str, str]:
 
 
 def check_states(f: Writer) -> None:
-    """Refuse a state of the graph's that a node in a body writes: only an output of the main graph brings it out."""
+    """Refuse a state of the graph that a node in a body writes: only the main graph has outputs for it."""
     for state, _ in _states(f.node):
         if f.node.graph is not f.build.editor.graph:
             raise f.refusal(f"it writes {state.name!r} in place, in the body of another node")
 
 
 def find_flags(node: ir.Node) -> list[str]:
-    """Return the outputs of the graph that tell whether a node has updated its states."""
+    """Return the outputs of the graph that report whether a node has updated its states."""
     flags = (node.outputs[i] for i in _FLAGS.get(node.op_type, ()) if node.domain == MICROSOFT)
     return [flag.name or "" for flag in flags if flag.is_graph_output()]
 
 
 def stated_roles(text: str | None, states: Mapping[str, str], metrics: Sequence[str]) -> str:
-    """Return the roles that a model states, as its metadata hold them, with these states and metrics added."""
+    """Return the stated roles of a model, in the form of its metadata, with these states and metrics added."""
     answers = (NO_ANSWERS if text is None else Answers.parse(text, ROLES_KEY)).merge(states=states)
     others = (name for name in metrics if name not in answers.outputs)
     return dataclasses.replace(answers, metrics=(*answers.metrics, *others)).to_json()
 
 
 def _states(node: ir.Node) -> list[tuple[ir.Value, int]]:
-    """Return the states of the graph's that a node writes, each with the output for its next value."""
+    """Return the states of the graph that a node writes, each with the output for its next value."""
     if node.domain != MICROSOFT or not attribute(node, "training_mode", 1):
         return []
     found = []

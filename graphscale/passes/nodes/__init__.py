@@ -1,1 +1,1 @@
-"""The nodes that passes insert."""
+"""The nodes inserted by passes."""

@@ -24,7 +24,7 @@ def all_finite(build: Builder, gradients: Sequence[ir.Value], target: Target) ->
     Args:
         build: the builder of the nodes.
         gradients: floating-point values.
-        target: decides between `com.microsoft.IsAllFinite` and standard ops.
+        target: the target, for the choice between `com.microsoft.IsAllFinite` and standard operators.
     """
     build = dataclasses.replace(build, shape=())
     if not gradients:
@@ -36,7 +36,7 @@ def all_finite(build: Builder, gradients: Sequence[ir.Value], target: Target) ->
 
 
 def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value], *, cuda: bool) -> ir.Value:
-    """Test the sum of all probes: a scalar for each gradient, or on CUDA one for all gradients in rows of a width.
+    """Test the sum of all probes: a scalar for each gradient, or on CUDA a row for all gradients of one width.
 
     IEEE 754: 0*x is 0 for a finite x and NaN otherwise, and so is the sum of all 0*x, in any order of summation.
     """
@@ -68,12 +68,12 @@ def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value], *, cuda: boo
 
 
 def _size(value: ir.Value) -> int:
-    """Return the number of elements, 0 if it is not known."""
+    """Return the number of elements, 0 if unknown."""
     return math.prod(value.shape.numpy()) if value.shape is not None and value.shape.is_static() else 0
 
 
 def _probe(build: Builder, value: ir.Value, name: str) -> ir.Value:
-    """Add a probe of any shape: products with zero, written down and summed up."""
+    """Add a probe of any shape: the stored products with zero, summed up."""
     dtype = dtype_of(value)
     zero = build.editor.shared_constant(f"graphscale/zero.{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))
     zeroed = build.op("Mul", [value, zero], name=f"{name}.zeroed", like=value, dtype=dtype)
@@ -90,7 +90,7 @@ def _product(build: Builder, value: ir.Value, rows: int, width: int, name: str) 
 
 
 def _sum_up(build: Builder, values: Sequence[ir.Value], name: str) -> ir.Value:
-    """Add sums of at most eight float32 values of one shape, up to a single one: CUDA adds up so many in one kernel."""
+    """Add sums of at most eight float32 values of one shape, up to a single sum: CUDA adds eight in one kernel."""
     left = deque(values)
     while len(left) > 1:
         terms = [left.popleft() for _ in range(min(8, len(left)))]

@@ -1,4 +1,4 @@
-"""The values of the forward pass that are finite in a sound step."""
+"""The values of the forward pass that are finite in a normal step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _BOUNDED = frozenset(
     {"Softmax", "Exp", "Sigmoid", "Tanh", "Erf", "Clip", "Max", "Min", "ReduceMax", "ReduceMin", "ReduceLogSumExp"}
 )
 _REARRANGES = Trait.EXACT & ~Trait.CAST  # a cast may overflow
-_LARGEST_CONSTANT = 2**24  # elements; larger ones are weights, and stay unread
+_LARGEST_CONSTANT = 2**24  # elements; larger constants are weights, and are not read
 
 
 def find_forward_values(model: ir.Model, loss: ir.Value, carried: Collection[ir.Value]) -> dict[ir.Value, ir.DataType]:
-    """Find the float32 and float64 values that the loss depends on: inputs first, then results in the order of nodes.
+    """Find the float32 and float64 values above the loss: inputs first, then results in the order of nodes.
 
-    Smaller types are left out: ONNX Runtime computes them in float32 on a CPU, and a value that is looked at would be
-    rounded. The results of casts to float32 are looked at.
+    Smaller types are left out: ONNX Runtime computes them in float32 on a CPU, and a check would round the value. The
+    results of casts to float32 are included.
 
-    Constants and carried state, running statistics too, are left out, and results with the numbers of an operand, such
-    as transposes. So are results of an infinite constant, such as scores plus a mask of -inf: infinite in every step.
+    Constants, carried state, running statistics, and results with the numbers of an operand, such as transposes, are
+    left out, too. So are results of an infinite constant, such as scores plus a mask of -inf, which are infinite in
+    every step.
 
     Args:
-        model: the model; values whose type neither it nor ONNX's inference tells are left out.
+        model: the model; values without a declared or inferred type are left out.
         loss: the loss.
         carried: the inputs that are carried state, and no running statistics.
 

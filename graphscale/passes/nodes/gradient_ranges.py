@@ -14,7 +14,7 @@ from graphscale.passes.nodes.flat_values import flatten
 
 __all__ = ["ROWS", "add_ranges", "read_zeros"]
 
-# The rows of the ranges; the columns are the gradients, and last all of them together.
+# The rows of the ranges; the columns are the gradients, and lastly all of them together.
 ROWS = ("largest", "zeros", "overflow")
 
 _FLAG, _REAL, _INDEX = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
@@ -23,7 +23,7 @@ _FLAG, _REAL, _INDEX = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 def add_ranges(
     build: Builder, gradients: Sequence[ir.Value], number: ir.Value, every: int
 ) -> tuple[ir.Value, ir.Value]:
-    """Add an `If` that measures the gradients in a step whose turn it is, and hands on the present ranges in others.
+    """Add an `If` that measures the gradients in every N-th step, and returns the present ranges in others.
 
     Args:
         build: the builder of the nodes.
@@ -51,7 +51,7 @@ def add_ranges(
 
 
 def read_zeros(build: Builder, ranges: ir.Value, count: int) -> ir.Value:
-    """Add nodes that read the share of zeros over all `count` gradients, a float32 scalar, from the ranges."""
+    """Add the share of zeros over all `count` gradients, a float32 scalar, from the ranges."""
     zeros = build.op("Gather", [ranges, _constant(build, ROWS.index("zeros"))], dtype=_REAL, shape=[count + 1], axis=0)
     return build.op("Gather", [zeros, _constant(build, count)], name="zero_fraction", dtype=_REAL, shape=(), axis=0)
 
@@ -80,7 +80,7 @@ def _measure_one(build: Builder, gradient: ir.Value) -> list[ir.Value]:
     bad = build.op("IsNaN", [products], like=flat, dtype=_FLAG)
     size = build.op("Abs", [flat], like=flat, dtype=wide)
     finite = build.op("Where", [bad, zero, size], like=flat, dtype=wide)
-    # A gradient without elements has a largest one, too.
+    # A gradient without elements has a largest magnitude, too.
     finite = build.op("Concat", [finite, build.number([0], wide)], dtype=wide, shape=[None], axis=0)
     largest = build.op("ReduceMax", [finite], dtype=wide, shape=[1], keepdims=1)
     flags = [build.cast(flat, _FLAG), bad]

@@ -1,4 +1,4 @@
-"""Statistics of a step's gradients: the first that is not finite, the cause, and the share of zeros."""
+"""Statistics of a step's gradients: the first non-finite one, the cause, and the share of zeros."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NAN, _INF = 1, 2  # the causes; 0 is none
 
 
 def zero_fraction(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
-    """Add nodes that give the share of gradient elements that are zero, a float32 scalar from 0 to 1."""
+    """Add the share of gradient elements that are zero, a float32 scalar from 0 to 1."""
     build = dataclasses.replace(build, prefix="zeros", dtype=_REAL, shape=())
 
     def count(flags: ir.Value) -> ir.Value:
         return build.op("ReduceSum", [build.cast(flags, _REAL)], keepdims=0)
 
-    # A cast to bool gives true for all that is not zero, NaN too.
+    # A cast to bool gives true for all numbers but zero, and for NaN.
     flags = [build.cast(gradient, _FLAG) for gradient in gradients]
     nonzero = build.op("Sum", [count(flag) for flag in flags])
     total = _known_total(build.editor, gradients)
@@ -54,21 +54,21 @@ def find_offender(
     target: Target,
     activations: Mapping[ir.Value, ir.DataType],
 ) -> tuple[ir.Value, ...]:
-    """Add nodes that find the first gradient that is not finite, and the first such value of some others.
+    """Add nodes that find the first non-finite gradient, and the first non-finite value of some others.
 
-    On the CPU an `If` looks for it only after a step that is not finite. On CUDA, where an `If` waits for the host,
-    every step pays for it.
+    On the CPU, an `If` limits the search to non-finite steps. On CUDA, where an `If` waits for the host, every step
+    includes the search.
 
     Args:
         build: the builder of the nodes.
         gradients: the gradients.
-        all_finite: whether they are finite, a scalar bool value.
-        target: decides between an `If` and standard nodes.
+        all_finite: the result of the finite check, a scalar bool value.
+        target: the target, for the choice between an `If` and standard nodes.
         activations: floating-point values of the forward pass with their dtypes; none on CUDA.
 
     Returns:
         int64 scalars: the cause, 0 none, 1 NaN, 2 infinity and no NaN in that gradient; the gradient's index, -1 for
-        none; and the index of the first activation that is not finite, -1 for none, where there are activations.
+        none; and, with activations, the index of the first non-finite one, -1 for none.
     """
     if target.cuda:
         return _on_device(build, gradients, all_finite)
@@ -95,7 +95,7 @@ def _on_device(build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Val
 
 
 def _first_bad(build: Builder, values: Mapping[ir.Value, ir.DataType]) -> ir.Value:
-    """Add nodes that give the index of the first value that is not finite, -1 for none."""
+    """Add the index of the first non-finite value, -1 for none."""
     row, nothing = build.number([-1], _INDEX), build.number(0, _REAL)
     flags = [build.op("IsNaN", [_probe(build, value, dtype, row)[1]], dtype=_FLAG) for value, dtype in values.items()]
     bad = [build.op("Where", [flag, build.number(len(values) - i, _REAL), nothing]) for i, flag in enumerate(flags)]
@@ -106,13 +106,13 @@ def _first_bad(build: Builder, values: Mapping[ir.Value, ir.DataType]) -> ir.Val
 
 
 def _probe(build: Builder, value: ir.Value, dtype: ir.DataType, row: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Add nodes that give a value as a vector of float32 or float64, and a scalar: NaN if the value is not finite."""
+    """Add a value as a vector of float32 or float64, and a scalar: NaN if the value is not finite."""
     flat, products, _, wide = flatten(build, value, dtype, row)
     return flat, build.op("ReduceSum", [products], dtype=wide, keepdims=0)
 
 
 def _search(build: Builder, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
-    """Add nodes that give the cause and the index of the first gradient that is not finite, if there is one."""
+    """Add the cause and the index of the first non-finite gradient, if any."""
     row = build.number([-1], _INDEX)
     count = len(gradients)
     nothing = build.number(0, _REAL)
@@ -123,10 +123,11 @@ def _search(build: Builder, gradients: Sequence[ir.Value]) -> tuple[ir.Value, ..
         bad.append(build.op("Where", [build.op("IsNaN", [probe], dtype=_FLAG), own, nothing]))
         flags = build.cast(build.op("IsNaN", [flat], like=flat, dtype=_FLAG), _REAL)
         nan.append(build.op("ReduceSum", [flags], shape=[1], keepdims=1))
-    # The first one at fault has the most weight. ArgMax and ReduceMax have no CUDA kernels in every opset and release.
+    # The first non-finite gradient has the largest weight. ArgMax and ReduceMax lack CUDA kernels in some opsets and
+    # releases.
     weight = build.op("Max", bad)
     number = build.number(count, _REAL)
-    # If no gradient is at fault, the last position comes out, so that it is a position at all.
+    # If all gradients are finite, the result is the last position, which is a valid index.
     position = build.op("Min", [build.op("Sub", [number, weight]), build.number(count - 1, _REAL)])
     index = build.cast(position, _INDEX)
     nans = build.op("Gather", [build.op("Concat", nan, shape=[count], axis=0), index], axis=0)

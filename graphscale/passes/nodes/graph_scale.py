@@ -1,4 +1,4 @@
-"""A loss scale as values of a graph: its state, and the update rule that writes the next one."""
+"""A loss scale as values of a graph: its state, and the update rule that writes the next state."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["GraphScale"]
 
 
 class GraphScale:
-    """A loss scale whose state lives in a graph.
+    """A loss scale with its state in a graph.
 
     Args:
         policy: a `FixedLossScale` or a `DynamicLossScale`; its current state becomes the initial state.
-        graph: the main graph, or a model: then the update rule is a model-local function of it, one node in the
-            graph, where the model's IR version has functions. In a bare graph the rule is spelled out in nodes.
+        graph: the main graph, or a model: then the update rule is a model-local function, called by one node, if the
+            model's IR version has functions. In a bare graph, the rule is written as nodes.
         target: the runtime that executes the graph.
 
     Attributes:
         loss_scale: the scale: a scalar float32 initializer, for a dynamic scale also a graph input.
-        states: all state by its role, `loss_scale` among them; counts are int64, float32 where the target writes
-            them in place. Empty for a fixed loss scale.
+        states: all state by its role, including `loss_scale`; counts are int64, float32 where the target writes them in
+            place. Empty for a fixed loss scale.
         updated: after `write`, the results of the update rule.
-        alone: whether nobody else puts nodes into the graph meanwhile, so that no names need be looked for again.
+        alone: True if no other code adds nodes to the graph meanwhile, so that its names are known.
     """
 
     def __init__(self, policy: LossScale, graph: ir.Graph | ir.Model, target: str = "onnx") -> None:
@@ -66,11 +66,11 @@ class GraphScale:
         return self.loss_scale
 
     def write(self, build: Builder, finite: ir.Value) -> ir.Node:
-        """Add the update rule, and write the new state: to graph outputs, or in place. Return the node that gives it.
+        """Add the update rule, and write the new state to graph outputs, or in place. Return the node of the new state.
 
         Args:
             build: the builder of the nodes.
-            finite: whether all gradients of the step are finite, a scalar bool value.
+            finite: the result of the finite check, a scalar bool value.
         """
         assert isinstance(self.policy, DynamicLossScale)
         in_place = self.target.in_place
@@ -87,9 +87,9 @@ class GraphScale:
         return writes[0]
 
     def applies(self, build: Builder, finite: ir.Value) -> ir.Value:
-        """Return whether the step is applied, a scalar bool value: after `write`, if the gradients are finite.
+        """Return the scalar bool value that decides, after `write`, whether the step is applied: for finite gradients.
 
-        It is also applied where the scale is stuck and the policy accepts that.
+        A step is also applied where the scale is stuck and the policy accepts the step.
         """
         stuck = None if self.updated is None else self.updated.stuck
         if stuck is None or not isinstance(self.policy, DynamicLossScale) or self.policy.rule.on_stuck != "accept":
@@ -97,6 +97,6 @@ class GraphScale:
         return build.op("Or", [finite, stuck], name="applies", like=finite)
 
     def look_for_names(self) -> None:
-        """Take note of the names that others have put into the graph since, if anybody could have."""
+        """Reserve names that other code may have added to the graph since."""
         if not self.alone:
             self.editor.refresh()

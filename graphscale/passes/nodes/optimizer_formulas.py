@@ -15,7 +15,7 @@ __all__ = ["LOWERINGS", "Formula"]
 
 
 class Formula:
-    """Writes arithmetic on one weight as nodes before the optimizer's node."""
+    """A writer of arithmetic on one weight, as nodes before the optimizer's node."""
 
     def __init__(self, build: Builder, node: ir.Node, like: ir.Value | None) -> None:
         assert like is not None
@@ -88,7 +88,7 @@ def _adagrad(f: Formula, rate: Any, count: Any, x: Any, g: Any, h: Any) -> tuple
     return f("Sub", x, f("Div", f("Mul", g, r), root)), h_new
 
 
-# Tensors of each weight that the operator takes, and its formula.
+# The number of tensors for each weight of the operator, and its formula.
 LOWERINGS: dict[str, tuple[int, Callable[..., tuple[ir.Value, ...]]]] = {
     "Adam": (4, _adam),
     "Momentum": (3, _momentum),

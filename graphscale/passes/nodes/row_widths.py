@@ -10,9 +10,9 @@ import numpy as np
 
 __all__ = ["row_widths"]
 
-# By the kernels of a GPU: a narrow result occupies few of its cores, and a wide one is memory to write and read again.
+# Chosen for a GPU's kernels: a narrow result uses few cores, and a wide one is more memory to write and read.
 _WIDTHS = np.arange(2**14, 2**9 - 1, -1)  # the widest first
-_FEWEST_ROWS = 8  # so that at most an eighth of a gradient is written
+_FEWEST_ROWS = 8  # at most an eighth of a gradient is written
 _MOST_ROWS = 2**16  # zeros in the file, 256 kB
 _SHORT = 2**12  # elements: one block of threads reads them all
 
@@ -20,12 +20,12 @@ _SHORT = 2**12  # elements: one block of threads reads them all
 def row_widths(sizes: Iterable[int]) -> dict[int, int]:
     """Return `{size: width}` for numbers of elements; a vector of zeros times `[size / width, width]` is a `[width]`.
 
-    The first width is the one that divides the most sizes, the wider of two; then so for those that remain. Width 1, a
-    dot product, is for sizes that are small, or that the first width does not divide. A large size without a divisor in
-    range has no width.
+    The first width divides the most sizes; among equals, it is the widest. The next width is chosen in the same way for
+    the remaining sizes. Width 1, a dot product, is for small sizes, and sizes that the first width does not divide. A
+    large size without a divisor in range has no width.
 
     Args:
-        sizes: at least 1 each, one for each gradient.
+        sizes: the sizes of the gradients, at least 1 each.
     """
     counts = Counter(sizes)
     found = {size: 1 for size in counts if size <= _MOST_ROWS}

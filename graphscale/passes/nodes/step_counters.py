@@ -15,7 +15,7 @@ __all__ = ["add_counters"]
 def add_counters(build: Builder, applies: ir.Value, kind: ir.DataType) -> dict[str, tuple[ir.Value, ir.Value]]:
     """Add counters, and return `{role: (present value, next value)}`, scalars: int64, or float32, exact to 2**24 steps.
 
-    `applies` is a scalar bool value: whether the step is applied.
+    `applies` is the scalar bool value that decides whether the step is applied.
     """
     dtype, editor = kind.numpy(), build.editor
     roles = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
@@ -23,7 +23,7 @@ def add_counters(build: Builder, applies: ir.Value, kind: ir.DataType) -> dict[s
     one, zero = (editor.constant(f"graphscale/count.{n}", np.asarray(n, dtype=dtype)) for n in (1, 0))
 
     build = dataclasses.replace(build, dtype=kind, shape=())
-    # Either way it is one, but it waits for the decision, as all other writes do.
+    # Both alternatives are 1, but this write waits for the decision, like all others.
     counted = build.op("Where", [applies, one, one], name="count")
     steps = build.op("Add", [states["steps"], counted], name="steps.next")
     skipped = build.op("Where", [applies, zero, one], name="count")

@@ -1,8 +1,8 @@
 """The optimizers of ONNX Runtime's training builds, in standard operators.
 
-The formulas are those of their CPU kernels. Operations come in the kernels' order, and in float32 but for the powers of
-the bias corrections, so that the results are the kernels' own; their coefficients `1 - alpha` are differences of
-float32 numbers too.
+The formulas are those of their CPU kernels. Operations have the kernels' order, and are in float32 except for the
+powers of the bias corrections, so that the results equal the kernels'. The coefficients `1 - alpha` are differences of
+float32 numbers, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Operand = ir.Value | float | np.floating[Any]
 
 
 class Arithmetic(Protocol):
-    """Writes arithmetic as nodes."""
+    """A writer of arithmetic as nodes."""
 
     def __call__(
         self, name: str, op_type: str, *operands: Operand, dtype: ir.DataType = ir.DataType.FLOAT, **options: Any
@@ -41,7 +41,7 @@ class Arithmetic(Protocol):
         ...
 
 
-# From a weight, its gradient and two moments to the next weight and moments.
+# A function from a weight, its gradient and two moments to the next weight and moments.
 Rule = Callable[[Arithmetic, ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value, ir.Value]]
 
 
@@ -88,7 +88,7 @@ def make_adamw(f: Arithmetic, options: AdamW, rate: ir.Value, step: ir.Value) ->
     The learning rate and `step`, the number of this step, counted from 1, are scalars.
     """
     one, alpha, beta = np.float32(1), np.float32(options.alpha), np.float32(options.beta)
-    # Mode 0 is PyTorch's: the weight decays before the step; mode 1 is that of Hugging Face.
+    # In mode 0, PyTorch's, the weight decays before the step; mode 1 is that of Hugging Face.
     decays_first = options.adam_mode == 0
     step_size, decay_rate = rate, None
     if options.correct_bias:

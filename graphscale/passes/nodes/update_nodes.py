@@ -19,10 +19,10 @@ _REAL, _WIDE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 @dataclasses.dataclass(frozen=True)
 class RuleNodes:
-    """Creates the nodes of a rule.
+    """A writer of a rule's nodes.
 
     Attributes:
-        make: creates a node from an operator, inputs, the dtype of its output, and attributes; returns that output.
+        make: creates a node from an operator, inputs, the dtype of its output, and attributes; returns the output.
         attribute: creates a value from the name of one of the policy's numbers, and a dtype.
         rule: the rule.
     """
@@ -36,10 +36,10 @@ class RuleNodes:
 
         Args:
             states: the present state by its role, scalars.
-            finite: whether all gradients of the step are finite, a scalar bool value.
+            finite: the result of the finite check, a scalar bool value.
 
         Returns:
-            the next state, in the order of `states`, and, unless `on_stuck` is "hold", whether the scale is stuck.
+            the next state, in the order of `states`, and, unless `on_stuck` is "hold", the bool value `stuck`.
         """
         rule, scale, good = self.rule, states[LOSS_SCALE], states[GOOD_STEPS]
         count = dtype_of(good)
@@ -126,7 +126,7 @@ class RuleNodes:
             following[role] = self._op("Where", stuck, first, value)
 
     def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
-        """Create a node whose result has the type of its last operand, unless the operator gives another one."""
+        """Create a node with a result of its last operand's type, unless the operator has another type."""
         return self.make(op_type, inputs, dtype=OPERATORS["", op_type].dtype or dtype_of(inputs[-1]))
 
     def _incremented(self, value: ir.Value) -> ir.Value:

@@ -31,9 +31,9 @@ class UpdatedScale:
     """The results of the rule in a graph.
 
     Attributes:
-        node: the node that computes it.
+        node: the node that computes the rule.
         next: the next value of each state, by its role.
-        stuck: whether the scale is stuck, a scalar bool value; None where the policy does not care.
+        stuck: a scalar bool value, true if the scale is stuck; None for a policy without a reaction.
     """
 
     node: ir.Node
@@ -50,17 +50,17 @@ def add_update_rule(
     *,
     in_place: bool,
 ) -> UpdatedScale:
-    """Add the rule to a graph: as one node that calls a function of the model, or spelled out in nodes.
+    """Add the rule to a graph: as one call of a model-local function, or as nodes.
 
     Args:
         build: the builder of nodes in the main graph.
-        model: gets the function, if its IR version and opset have functions; None for a bare graph.
+        model: the model, which gets the function if its IR version and opset have functions; None for a bare graph.
         rule: the rule.
         states: the present values of the roles of `rule.carried`: scalars, float32 the scale, int64 or float32
             the counts.
-        finite: whether all gradients of the step are finite, a scalar bool value.
-        in_place: the states will be written in place. Then nothing that reads them may hide in a function's body,
-            where order-writes does not look: the next state need not depend on the flag that the scale is stuck.
+        finite: the result of the finite check, a scalar bool value.
+        in_place: True for states written in place. Then a function's body, where order-writes does not search, may not
+            read them: the next state need not depend on the flag of a stuck scale.
     """
     hides_readers = in_place and rule.on_stuck != "hold"
     opset = 0 if model is None else model.opset_imports.get("", 0)
@@ -109,7 +109,7 @@ def _numbers(rule: DynamicRule) -> dict[str, int | float]:
 def _function(rule: DynamicRule, states: Mapping[str, ir.Value], opset: int) -> ir.Function:
     numbers, nodes = _numbers(rule), list[ir.Node]()
 
-    # The nodes of a function carry no mark, and their names need to be unique in it alone.
+    # The nodes of a function carry no mark, and their names need to be unique only in the function.
     def make(op_type: str, inputs: Sequence[ir.Value], *, dtype: ir.DataType, **attributes: Any) -> ir.Value:
         value = ir.val(f"{op_type.lower()}_{len(nodes)}", dtype, [])
         nodes.append(ir.node(op_type, inputs, attributes=attributes, outputs=[value], name=f"{op_type}_{len(nodes)}"))
@@ -117,7 +117,7 @@ def _function(rule: DynamicRule, states: Mapping[str, ir.Value], opset: int) -> 
 
     def attribute(name: str, dtype: ir.DataType) -> ir.Value:
         if dtype is ir.DataType.DOUBLE:
-            # An attribute holds float32: a float64 number is part of the function's body.
+            # An attribute is float32: a float64 number is part of the function's body.
             return make("Constant", [], dtype=dtype, value=ir.tensor(np.asarray(numbers[name], np.float64)))
         kind, key, held = _kind(numbers[name])
         value = make("Constant", [], dtype=held)
@@ -136,7 +136,7 @@ def _function(rule: DynamicRule, states: Mapping[str, ir.Value], opset: int) -> 
 
 
 def _kind(number: float) -> tuple[ir.AttributeType, str, ir.DataType]:
-    """Return the kind of an attribute with a number, the one of Constant that takes it, and the dtype of the result."""
+    """Return the kind of an attribute with a number, Constant's attribute for it, and the dtype of the result."""
     if isinstance(number, int):
         return ir.AttributeType.INT, "value_int", ir.DataType.INT64
     return ir.AttributeType.FLOAT, "value_float", ir.DataType.FLOAT

@@ -1,4 +1,4 @@
-"""Writes of states in place, and the order of the readers of a state before the write that overwrites it."""
+"""In-place writes of states, and the order of a state's readers before the write."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def write_in_place(build: Builder, state: ir.Value, value: ir.Value, constant: s
 
 
 def order_writes(build: Builder) -> bool:
-    """Make each value that is written in place depend on all readers of the old value; return whether any did not.
+    """Make each value written in place depend on all readers of the old value; return whether the graph changed.
 
-    One element of a reader's result is led to the written value in a way that cannot change it:
+    One element of a reader's result becomes an operand of the written value, without effect:
     `seen = IsNaN(first element of r); never = And(seen, Not(seen)); w.ordered = Where(never, state, w)`.
     """
-    # One look at each reader: its result may be a view of several states, and to look at it is to read them all.
+    # One flag for each reader: its result may be a view of several states, and the flag reads all of them.
     looks: dict[ir.Node, ir.Value] = {}
     is_changed = _order_once(build, looks)
     while is_changed and _order_once(build, looks):
-        pass  # the looks are new readers of states
+        pass  # the flags are new readers of states
     return is_changed
 
 
@@ -54,7 +54,7 @@ def _order_once(build: Builder, looks: dict[ir.Node, ir.Value]) -> bool:
 
 
 def _look_at(build: Builder, reader: ir.Node) -> dict[ir.Node, ir.Value]:
-    """Add the flag of a reader; return it for the reader and for each node between them."""
+    """Add the flag of a reader; map the reader, and each node between them, to the flag."""
     flag = add_reader_flag(build, reader)
     looks, node = {reader: flag}, flag.producer()
     while node is not None and node is not reader:

@@ -1,4 +1,4 @@
-"""Steps of a linear map with more around it, and their tables of roles in short."""
+"""Steps around a linear map, and short forms of their tables of roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers about roles: their form, the file that proposes them, and what the graph says against them."""
+"""Answers about roles: their form, the file with proposals, and contradictions by the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence that an output is the next value of an input, and outputs that are asked about."""
+"""The evidence that an output is the next value of an input, and questions about open outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that leave the graph changed: batches that a network reads, averages of them, keys and buffers."""
+"""Changed inputs among the outputs: batches for a network, their averages, keys and buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that show a value of the step's inside: they may look like next values, and are asked about."""
+"""Outputs with inner values of a step, which may look like next values, and lead to questions."""
 
 from __future__ import annotations
 

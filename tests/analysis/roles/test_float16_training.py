@@ -1,4 +1,4 @@
-"""A hundred steps in emulated float16 with two bad batches, beside the float32 step without them."""
+"""A hundred steps in emulated float16 with two bad batches, against the float32 step without them."""
 
 from __future__ import annotations
 

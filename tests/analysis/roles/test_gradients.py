@@ -1,4 +1,4 @@
-"""The evidence that an output is a gradient, not carried state, and gradients that are asked about."""
+"""The evidence that an output is a gradient, not carried state, and questions about gradients."""
 
 from __future__ import annotations
 

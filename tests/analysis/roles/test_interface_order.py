@@ -1,4 +1,4 @@
-"""Pairs by the order of inputs and outputs, between pairs that are certain by themselves."""
+"""Pairs by the order of inputs and outputs, between certain pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs by elimination: those that are in every assignment which gives each output an input of its own."""
+"""Pairs by elimination: those in every assignment of different inputs to all outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence that an output is a metric or a constant, not carried state, and outputs that are asked about."""
+"""The evidence that an output is a metric or a constant, not carried state, and questions about outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open outputs that are named as the certain next values of the same file, and those that only look like it."""
+"""Open outputs with names like those of the file's certain next values, and similar names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposals among inputs of one type: the nearest input in the graph, whatever the order and the names."""
+"""Proposals among inputs of one type: the nearest input in the graph, for any order and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that people put beside a step: rates in use, thresholds, statistics of batches, the best step so far."""
+"""Additional outputs of real steps: present rates, thresholds, statistics of batches, the best step so far."""
 
 from __future__ import annotations
 

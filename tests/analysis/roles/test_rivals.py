@@ -1,4 +1,4 @@
-"""Pairs that are certain since no rival of their type is left, each beside a step where one is."""
+"""Pairs that are certain without a rival of their type, each beside a step with one."""
 
 from __future__ import annotations
 

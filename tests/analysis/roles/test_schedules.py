@@ -1,4 +1,4 @@
-"""Numbers that follow from counters and from stored numbers: rates of a schedule, counts, metrics plus a constant."""
+"""Numbers computed from counters and stored numbers: rates of a schedule, counts, metrics plus a constant."""
 
 from __future__ import annotations
 

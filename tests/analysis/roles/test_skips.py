@@ -1,4 +1,4 @@
-"""Scaled steps with each kind of carried state, run: the bits they had, and a skipped step that never happened."""
+"""Runs of scaled steps with each kind of carried state: the original's bits, and skipped steps without effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles that a model states itself."""
+"""Roles that a model states."""
 
 from __future__ import annotations
 

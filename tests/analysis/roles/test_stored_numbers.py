@@ -1,4 +1,4 @@
-"""Outputs that may be the next values of numbers the file stores: counts, scales, rates, filled sums, what is NaN."""
+"""Outputs that may be the next values of stored numbers: counts, scales, rates, filled sums, NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that is an initializer and no input: weights, moments, counters, rates."""
+"""State in initializers that are no inputs: weights, moments, counters, rates."""
 
 from __future__ import annotations
 

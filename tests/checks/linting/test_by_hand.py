@@ -1,4 +1,4 @@
-"""Steps scaled by hand: nothing is found in those that are right, and each mistake in the others."""
+"""Steps scaled by hand: no findings in correct ones, and each mistake in the others."""
 
 from __future__ import annotations
 

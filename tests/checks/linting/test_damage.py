@@ -1,4 +1,4 @@
-"""Graphs that graphscale scaled, damaged in one place: lint says in which way, with and without their metadata."""
+"""Graphs that graphscale scaled, damaged in one place: lint names the damage, with and without their metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that become finite before the finite check: on their way to the step, and to the check alone."""
+"""Gradients that become finite before the finite check: for the whole step, and for the check alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is found in the graphs of models/, nor in what graphscale makes of them; also if nothing says who made it."""
+"""No findings in the graphs of models/, nor in their scaled forms, with and without metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SARIF 2.1.0: what the schema requires, and what CI systems show."""
+"""SARIF 2.1.0: the requirements of the schema and of CI systems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large graphs: the work grows with the graph, and weights stay where they are."""
+"""Large graphs: the work grows with the graph, and weights are not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that was added to a scaled graph, in ways that no metadata and no role explains."""
+"""State added to a scaled graph that neither the metadata nor the roles explain."""
 
 from __future__ import annotations
 

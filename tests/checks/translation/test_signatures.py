@@ -1,4 +1,4 @@
-"""Signatures of nodes follow from what they compute."""
+"""Signatures of nodes depend on their computations."""
 
 from __future__ import annotations
 

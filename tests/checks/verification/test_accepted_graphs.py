@@ -1,4 +1,4 @@
-"""Wrong graphs that random feeds do not tell from right ones: verify rejects each, and names the node or the claim."""
+"""Wrong graphs with right results on random feeds: verify rejects each, and names the node or the claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that runtimes read otherwise than the graph says: declared sizes, double definitions, IR versions, records."""
+"""Files that runtimes read differently from their graph: declared sizes, double definitions, IR versions, records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scaled graph that is wrong: what verify says, the counterexample, and running that again."""
+"""A wrong scaled graph: verify's report, the counterexample, and its repetition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random feeds are made from what a graph does with its inputs; what cannot be known must be given."""
+"""Random feeds depend on the uses of inputs in a graph; the user must give unknown properties."""
 
 from __future__ import annotations
 

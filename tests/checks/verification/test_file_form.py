@@ -1,4 +1,4 @@
-"""The form of a file for verify: what ONNX demands, what values declare, what others read in the metadata."""
+"""The form of a file for verify: ONNX's rules, declarations of values, metadata of other readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof of a finite check, against its results when it is run."""
+"""The proof of a finite check, against the results of its runs."""
 
 from __future__ import annotations
 

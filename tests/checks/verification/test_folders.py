@@ -1,4 +1,4 @@
-"""Artifact folders for verify: no alarm on what scaling writes, and each damage is named."""
+"""Artifact folders for verify: no alarm on scaled folders, and each damage is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The halves of a split step for verify: no alarm on what split writes, and each damage is named."""
+"""The halves of a split step for verify: no alarm on the results of split, and each damage is named."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_command(halves: Path) -> None:
         ([STEP, GRADS, "missing.onnx"], ["missing.onnx"]),
         ([STEP, STEP, UPDATE], ["step.onnx is no half of a split step"]),
         ([str(MODELS / f"{NAME}.onnx"), GRADS, UPDATE], ["carries no loss scale"]),
-        ([GRADS, GRADS, UPDATE], ["is one half of a step that was split already"]),
+        ([GRADS, GRADS, UPDATE], ["is one half of a split step"]),
         ([".", GRADS, UPDATE], ["is a folder"]),
         ([STEP, ".", UPDATE], ["is a folder"]),
         ([STEP, GRADS, UPDATE, "--loss=loss"], ["loss is for a single graph"]),

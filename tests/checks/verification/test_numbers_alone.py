@@ -1,4 +1,4 @@
-"""Numbers and proofs notice what they are for, with `numeric=True`: without the comparison of nodes."""
+"""Numbers and proofs notice their kinds of damage with `numeric=True`, without the comparison of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that other tools wrote: renamed ones are verified, changed ones not proved, and wrong ones still fail."""
+"""Files of other tools: renamed ones are verified, changed ones not proved, and wrong ones still fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random edits of scaled graphs, a part of `benchmarks/random_edits.py`: what verify accepts changes nothing."""
+"""Random edits of scaled graphs, a part of `benchmarks/random_edits.py`: accepted edits change no result."""
 
 from __future__ import annotations
 

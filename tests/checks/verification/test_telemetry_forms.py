@@ -1,4 +1,4 @@
-"""verify on steps whose telemetry measures ranges and looks at activations: by nodes, and by numbers alone."""
+"""verify on steps with telemetry of ranges and activations: by nodes, and by numbers alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaled folders afterwards: their training goes on from any checkpoint of the model, and they are stripped."""
+"""Scaled folders in use: training continues from any checkpoint of the model; strip restores the original."""
 
 from __future__ import annotations
 

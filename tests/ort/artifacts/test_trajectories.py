@@ -1,7 +1,7 @@
 """Whole trainings on scaled folders, with overflows: weights as on the original folder, the scale by the eager rule.
 
-The loss scale cancels out of finite steps, so that the original folder, trained on the finite windows alone, says what
-the weights must be; those windows that overflow are skipped.
+The loss scale cancels out of finite steps. So the expected weights are those of the original folder, trained on the
+finite windows alone; windows with an overflow are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trained weights back into inference models and checkpoints; the commands that fuse a folder and export weights."""
+"""The export of trained weights to inference models and checkpoints; the commands for fusing and export."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_names_that_do_not_match(tmp_path: Path) -> None:
     np.savez(tmp_path / "state.npz", **{name: value for name, value in _weights().items() if name != "fc1.bias"})
     for name, told in (
         ("other.npz", "other.npz and checkpoint have no weight in common: 'w' there, 'fc"),
-        ("state.npz", "state.npz has no 'fc1.bias', a weight of checkpoint; to keep what it has there, pass --partial"),
+        ("state.npz", "state.npz has no 'fc1.bias', a weight of checkpoint; to keep the value there, pass --partial"),
     ):
         refuse(tmp_path, "export-weights", name, "checkpoint", "-o", "out", words=(told,))
     assert "kept: fc1.bias" in succeed(tmp_path, "export-weights", "state.npz", "checkpoint", "-o", "out", "--partial")

@@ -1,4 +1,4 @@
-"""Properties of every graph in mixed precision, read off the graph itself."""
+"""Properties of every graph in mixed precision, checked on the graph itself."""
 
 from __future__ import annotations
 

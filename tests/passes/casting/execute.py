@@ -1,4 +1,4 @@
-"""Executing a typed graph node by node, with numpy's float16 where its dtypes say so."""
+"""The execution of a typed graph node by node, with numpy's float16 for float16 values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""For each operator that may run in the small type, a training graph in which it does.
+"""Training graphs for all operators that may run in the small type, one each.
 
 The operator stands in the forward pass between two matrix products, or, where it belongs there, in the backward pass.
-Its operands `m` and `n` (forward values) and `g` (a gradient), each 8 x 6, hold what the inputs `s`, `r` and `u` hold,
-since what those are multiplied with is 1.
+Its operands `m` and `n` (forward values) and `g` (a gradient), each 8 x 6, equal the inputs `s`, `r` and `u`, which are
+multiplied by 1.
 """
 
 from __future__ import annotations

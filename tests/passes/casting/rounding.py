@@ -1,4 +1,4 @@
-"""Rounding to float16 and bfloat16 with numpy, and running single nodes in float32: what emulation is held against."""
+"""Rounding to float16 and bfloat16 with numpy, and runs of single nodes in float32, for comparison with emulation."""
 
 from __future__ import annotations
 

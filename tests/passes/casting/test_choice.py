@@ -224,7 +224,7 @@ class TestPropagation:
         layer = "e = Exp(h) p = Add(e, one) q = Relu(p) a = Tanh(q)"
         result = cast(step(layer=layer))
         assert ops(result)["Exp"] == (0, 1)
-        assert reasons(result, "Add") == {"it works on what a float32 operator gave": 1}
+        assert reasons(result, "Add") == {"it reads the result of a float32 operator": 1}
         assert dtypes_in(result.model)["a"] == FLOAT
 
     def test_a_move_behind_a_denied_one_takes_the_cast(self) -> None:
@@ -247,7 +247,7 @@ class TestPropagation:
         model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
         result = cast(model)
         assert (result.report.low_nodes, result.report.casts) == (0, 0)
-        assert any("no node was put" in warning for warning in result.report.warnings)
+        assert any("no node runs in the small type" in warning for warning in result.report.warnings)
 
     @pytest.mark.parametrize(("rows", "low"), [("256", True), ("257", False), ("N", False)])
     def test_long_sums_stay_wide(self, rows: str, low: bool) -> None:

@@ -1,4 +1,4 @@
-"""Constants: an infinite mask is exact and moves nothing; what float16 cannot hold keeps its node in float32."""
+"""Constants: an infinite mask is exact and changes no choice; a number outside of float16 keeps its node in float32."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_large_finite_mask_stays_finite(name: str, number: str, behind: str) -
 def test_numbers_chosen_beside_a_constant_are_not_its_own() -> None:
     fill, constants = LARGE["initializer"]
     result = cast(masked(fill, constants.replace("NUMBER", "-1e9"), DIFFERENCE))
-    assert "it works on what a float32 operator gave" in reasons(result, "Sub")
+    assert "it reads the result of a float32 operator" in reasons(result, "Sub")
     assert not any("cannot hold" in reason for reason in reasons(result, "Sub"))
 
 

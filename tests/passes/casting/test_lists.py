@@ -1,4 +1,4 @@
-"""The lists, from Python: what changes them, what each entry does, and what is refused."""
+"""The lists, from Python: changes, the effect of each entry, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes change sides where that saves casts: the same as if all casts of the graph were counted again each time."""
+"""Nodes change sides where that saves casts, as if all casts of the graph were counted again each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in mixed precision with a loss scale: the loss falls as it does in float32."""
+"""Training in mixed precision with a loss scale: the loss falls as in float32."""
 
 from __future__ import annotations
 
