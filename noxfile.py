@@ -10,7 +10,19 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["quick", "lint", "full", "stock", "oldest", "pytorch", "mpi", "tensorflow", "jax", "examples", "docs"]
+nox.options.sessions = [
+    "quick",
+    "lint",
+    "full",
+    "stock",
+    "oldest",
+    "pytorch",
+    "mpi",
+    "tensorflow",
+    "jax",
+    "examples",
+    "docs",
+]
 
 PYTEST = ("python", "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2", "--durations=40")

@@ -23,10 +23,11 @@ from graphscale.graph.values import (
     reads_shape,
     subgraphs,
 )
-from graphscale.graph.walks import descendants, nodes_above, producers_of, reach
+from graphscale.graph.walks import descendants, nodes_above, reach
 from graphscale.operators import Trait, has_trait, nodes_with
 
 __all__ = [
+    "Branches",
     "find_in_place_writes",
     "find_late_failures",
     "find_unordered_readers",
@@ -68,11 +69,12 @@ def find_writable_states(
         trusted: returns whether a node cannot fail, whatever its operator.
     """
     outputs = Counter(graph.outputs)
+    branches = Branches()
     writes = [
         (node, state)
         for state, new in pairs.items()
         if (node := new.producer()) is not None and node.graph is graph and outputs[new] == 1
-        if _writes_elementwise(node, state, new)
+        if _writes_elementwise(node, state, new, branches)
     ]
     late = _find_late_readers(graph, writes)
     waiting = [write for write, readers in zip(writes, late, strict=True) if not readers]
@@ -117,12 +119,33 @@ def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
     return {node for node, mask in reached.items() if mask == (1 << len(bits)) - 1}
 
 
-def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value) -> bool:
+class Branches:
+    """Facts about the bodies of a graph, computed once for all states."""
+
+    def __init__(self) -> None:
+        self._owners: dict[ir.Graph, Mapping[ir.Graph, ir.Node]] = {}
+        self._safe: dict[ir.Graph, bool] = {}
+
+    def owners(self, branch: ir.Graph) -> Mapping[ir.Graph, ir.Node]:
+        """Return the node of a branch around each graph nested in it."""
+        if branch not in self._owners:
+            self._owners[branch] = main_nodes(branch)
+        return self._owners[branch]
+
+    def cannot_fail(self, branch: ir.Graph) -> bool:
+        """Return whether no node of a branch can fail."""
+        if branch not in self._safe:
+            self._safe[branch] = all(_is_choice(node) or cannot_fail(node) for node in branch.all_nodes())
+        return self._safe[branch]
+
+
+def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value, branches: Branches) -> bool:
     static = state.shape is not None and state.shape.is_static() and state.shape == new.shape
     if state.is_graph_output() or state.dtype != new.dtype or not static:
         return False
     if _is_choice(node):
-        return all(may_overwrite(branch, state, branch.outputs[new.index() or 0]) for branch in subgraphs(node))
+        index = new.index() or 0
+        return all(may_overwrite(branch, state, branch.outputs[index], branches) for branch in subgraphs(node))
     # Its kernels read an element of each operand before they write that element of the result, and never again. ONNX
     # Runtime fuses it into no kernel without this property.
     return node.domain == "" and node.op_type == "Where"
@@ -208,7 +231,7 @@ def _is_choice(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type == "If" and PASS_KEY in node.metadata_props
 
 
-def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
+def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value, branches: Branches) -> bool:
     """Return whether a branch may write a result over a state of an outer scope.
 
     All readers of the state in the branch must work element by element, and must come before the node of the result, or
@@ -218,22 +241,23 @@ def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value) -> bool:
         branch: the branch of an If.
         state: the state.
         new: the result, an output of the branch.
+        branches: facts about bodies that are known already.
     """
-    readers, last = _readers_in(branch, state), new.producer()
-    if last is None or last.graph is not branch or not all(_is_choice(n) or cannot_fail(n) for n in branch.all_nodes()):
+    readers, last = _readers_in(branch, state, branches), new.producer()
+    if last is None or last.graph is not branch or not branches.cannot_fail(branch):
         return False
     if _is_choice(last):
         index, inner = new.index() or 0, readers - {last}
-        return not inner and all(may_overwrite(body, state, body.outputs[index]) for body in subgraphs(last))
+        return not inner and all(may_overwrite(body, state, body.outputs[index], branches) for body in subgraphs(last))
     if readers == {last} and last.op_type == "Identity" and last.inputs[0] is state:
         return True  # a copy onto itself
-    return all(_is_elementwise(node, state) for node in readers) and readers <= _before(last, branch)
+    return all(_is_elementwise(node, state) and _leads_to(node, last) for node in readers)
 
 
-def _readers_in(branch: ir.Graph, state: ir.Value) -> set[ir.Node]:
+def _readers_in(branch: ir.Graph, state: ir.Value, branches: Branches) -> set[ir.Node]:
     """Return the nodes of a branch that read a state, or a possible view of it, also in their bodies."""
     buffers = reach([state], lambda value: [view for node, i in value.uses() for view in _views_of(node, i)])
-    owners = main_nodes(branch)
+    owners = branches.owners(branch)
     readers = {main_node(owners, node) for value in buffers for node, _ in value.uses()}
     return {node for node in readers if node.graph is branch}
 
@@ -246,6 +270,10 @@ def _is_elementwise(node: ir.Node, state: ir.Value) -> bool:
     return all(p is None or p.graph is not node.graph or has_trait(p, Trait.READS_FIRST) for p in producers)
 
 
-def _before(last: ir.Node, branch: ir.Graph) -> set[ir.Node]:
-    """Return a node of a branch, and its ancestors in the branch."""
-    return set(reach([last], lambda node: [p for p in producers_of(operands_of(node)) if p.graph is branch]))
+def _leads_to(node: ir.Node, last: ir.Node) -> bool:
+    """Return whether a node is another one of its branch, or an ancestor of it there."""
+
+    def readers(one: ir.Node) -> list[ir.Node]:
+        return [user for value in one.outputs for user, _ in value.uses() if user.graph is last.graph]
+
+    return node is last or last in reach([node], readers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graphscale.analysis.hazards import may_overwrite
+from graphscale.analysis.hazards import Branches, may_overwrite
 from graphscale.graph.marks import PASS_KEY
 from graphscale.lowering.lowering_pass import is_inserted
 from tests.build import parse
@@ -51,7 +51,7 @@ def test_may_overwrite(then: str, expected: bool) -> None:
     values = [value for node in branch for value in node.inputs if value is not None]
     outer = {value.name: value for value in values if value.producer() is None}
     state = outer.get("w", ir.Value(name="w", shape=ir.Shape([4, 4])))
-    assert may_overwrite(branch, state, branch.outputs[0]) is expected
+    assert may_overwrite(branch, state, branch.outputs[0], Branches()) is expected
 
 
 @pytest.mark.parametrize(("then", "expected"), [("new = Sub(w, u)", True), ("new = Gather(u, i)", False)])
