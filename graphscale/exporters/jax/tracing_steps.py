@@ -111,13 +111,13 @@ def _refuse_types(jaxpr: Any) -> None:
             dtype, primitive = variable.aval.dtype, equation.primitive.name
             if jax.numpy.issubdtype(dtype, np.complexfloating) and primitive != "convert_element_type":
                 raise ExportError(
-                    f"jax2onnx has no translation for {primitive}, a primitive of the step, that ONNX Runtime could run: "
-                    "it makes complex numbers; write this part of the step with others"
+                    f"jax2onnx has no translation for {primitive}, a primitive of the step, that ONNX Runtime could "
+                    "run: it makes complex numbers; write this part of the step with others"
                 )
             if dtype.name not in _TYPES and not jax.numpy.issubdtype(dtype, np.complexfloating):
                 raise ExportError(
-                    f"the step computes in {dtype.name} ({primitive}), for which ONNX Runtime has no kernels on the CPU: "
-                    "use float32, or float16"
+                    f"the step computes in {dtype.name} ({primitive}), for which ONNX Runtime has no kernels on the "
+                    "CPU: use float32, or float16"
                 )
 
 
