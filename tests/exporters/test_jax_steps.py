@@ -224,6 +224,10 @@ REFUSED = {
     ),
     "python": (lambda s, b: (s, float(b.sum())), W, {}, "the step function fails: ConcretizationTypeError"),
     "primitive": (transform, W, {"dynamic_batch": False}, "no translation for fft, a primitive of the step"),
+    "type": (
+        lambda s, b: (s, (b.astype(jnp.bfloat16) @ s.astype(jnp.bfloat16)).sum().astype(jnp.float32)),
+        *(W, {"dynamic_batch": False}, "the step computes in bfloat16"),
+    ),
     "rows": (plain, W, {"dynamic_batch": ["y"]}, "dynamic_batch: 'y' is no array of the batch with an axis: batch"),
     "empty": (lambda s, b: ({}, b.sum()), {}, {}, "the state has no arrays"),
 }
@@ -276,3 +280,33 @@ def test_double_precision(tmp_path: Path) -> None:
         step, state = sgd(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2), W.astype(np.float64))
         report = export_step(step, state, BATCH["x"].astype(np.float64), tmp_path / "step.onnx")
     assert report.largest_error < 1e-12
+
+
+def test_functions_in_the_state_stay_and_large_states_get_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(state: Any, batch: Any) -> Any:
+        def loss_of(w: Any) -> Any:
+            return jnp.mean(state["model"][1](batch["inputs"][0] @ w) ** 2)
+
+        loss, gradient = jax.value_and_grad(loss_of)(state["model"][0])
+        return (
+            {"model": (state["model"][0] - state["rate"] * gradient, *state["model"][1:]), "rate": 0.1},
+            loss,
+            loss / 2,
+        )
+
+    first = {"model": (real(6, 300), jnp.tanh, "a text"), "rate": 0.1}
+    monkeypatch.setattr("graphscale.files.model_files._LARGEST", 50)
+    report = export_step(step, first, {"inputs": (BATCH["x"].astype(np.float64),)}, tmp_path / "step.onnx")
+    assert report.inputs == ("inputs",) and report.states == 1
+    assert report.notes == ("feed inputs as float32: JAX makes that of float64",)
+    assert (tmp_path / "step.onnx.data").stat().st_size >= 6 * 300 * 4
+    model = onnx.load(tmp_path / "step.onnx")
+    assert [value.name for value in model.graph.output] == ["loss", "metric", "model.next"]
+    gs.scale(tmp_path / "step.onnx").save(tmp_path / "scaled.onnx")
+    session = gs.Session(tmp_path / "scaled.onnx")
+    session.step({"inputs": BATCH["x"]})
+    back = load_weights(session, first)
+    assert back["model"][1:] == (jnp.tanh, "a text") and back["rate"] == 0.1
+    np.testing.assert_allclose(back["model"][0], step(first, {"inputs": (BATCH["x"],)})[0]["model"][0], rtol=1e-4)

@@ -71,7 +71,8 @@ class FlatStep:
         except ExportError as error:
             raise ExportError(str(error)) from None  # without the lines that JAX appends
         except Exception as error:  # of the user's code
-            raise ExportError(f"the step function fails: {type(error).__name__}: {one_line(error)}") from error
+            text = one_line(next(iter(str(error).splitlines()), ""))
+            raise ExportError(f"the step function fails: {type(error).__name__}: {text}") from error
         for leaf, shape in zip(tree.leaves, following, strict=True):
             if (leaf.value.shape, leaf.value.dtype) != (shape.shape, shape.dtype):
                 if [leaf.value.shape] == [result.shape for result in results]:

@@ -27,6 +27,8 @@ __all__ = ["choose_dynamic", "to_onnx"]
 _OPSET = 21
 _PASSES = 2  # what a rule writes is rewritten once
 _DYNAMIC = "batch"
+_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+_TYPES = {"float16", "float32", "float64", "bool"} | _INTEGERS
 
 
 def choose_dynamic(step: FlatStep, wish: bool | Sequence[str] | None) -> list[str]:
@@ -67,11 +69,7 @@ def to_onnx(step: FlatStep, dynamic: Sequence[str]) -> ir.Model:
         closed = jax.make_jaxpr(step.run)(*specs)
         for _ in range(_PASSES):
             closed = jax.make_jaxpr(lambda *values, inner=closed: _arrays(rewrite(inner, *values)))(*specs)
-    if made := [name for name in _complex_primitives(closed.jaxpr) if name != "convert_element_type"]:
-        raise ExportError(
-            f"jax2onnx has no translation for {made[0]}, a primitive of the step, that ONNX Runtime could run: it "
-            "makes complex numbers; write this part of the step with others"
-        )
+    _refuse_types(closed.jaxpr)
     with _explained("export", bool(dynamic)), _quiet():
         proto = lower(
             jaxpr_as_fun(closed),
@@ -106,12 +104,21 @@ def _has_doubles(jaxpr: Any) -> bool:
     )
 
 
-def _complex_primitives(jaxpr: Any) -> list[str]:
-    return [
-        equation.primitive.name
-        for equation in jaxpr.eqns
-        if any(jax.numpy.issubdtype(variable.aval.dtype, np.complexfloating) for variable in equation.outvars)
-    ]
+def _refuse_types(jaxpr: Any) -> None:
+    """Refuse a step that computes in a type that ONNX Runtime does not have, or not on the CPU."""
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            dtype, primitive = variable.aval.dtype, equation.primitive.name
+            if jax.numpy.issubdtype(dtype, np.complexfloating) and primitive != "convert_element_type":
+                raise ExportError(
+                    f"jax2onnx has no translation for {primitive}, a primitive of the step, that ONNX Runtime could "
+                    "run: it makes complex numbers; write this part of the step with others"
+                )
+            if dtype.name not in _TYPES and not jax.numpy.issubdtype(dtype, np.complexfloating):
+                raise ExportError(
+                    f"the step computes in {dtype.name} ({primitive}), for which ONNX Runtime has no kernels on the "
+                    "CPU: use float32, or float16"
+                )
 
 
 @contextlib.contextmanager
@@ -138,7 +145,7 @@ def _explained(verb: str, dynamic: bool) -> Iterator[None]:
     except ExportError as error:
         raise ExportError(str(error)) from None  # without the lines that JAX appends
     except Exception as error:  # those of jax2onnx share no base class
-        text = one_line(error)
+        text = one_line(next(iter(str(error).splitlines()), ""))
         if verb == "trace":
             hint = " for a batch of any length; pass dynamic_batch=False" if dynamic else ""
             raise ExportError(f"JAX cannot trace the step{hint}: {type(error).__name__}: {text}") from error
