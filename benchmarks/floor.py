@@ -7,7 +7,7 @@ Steps are generated whose gradients are 16 MB (one weight) and 256 MB (16 weight
 the transformer of step_cost.py is taken, which PyTorch exports (`--torch`) or has exported to a folder (`--graphs`).
 
 In each round a plain loop, a gs.Session and a loop on the file for `ort-cpu` run a step each; a second gs.Session,
-and loops on that file and on the file as it was scaled, run one with ONNX Runtime's profiler; and NumPy copies as many
+and loops on that file and on the scaled file, run one with ONNX Runtime's profiler; and NumPy copies as many
 bytes as the gradients have (`np.copyto`, on one thread, whatever ONNX Runtime has), in turns. Inserted work is the sum
 of the kernel times of all nodes that graphscale inserted, in a run. See benchmarks/README.md.
 """

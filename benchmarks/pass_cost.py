@@ -10,12 +10,12 @@ The graphs are training steps of a GPT with clipping and AdamW (gpt_like.py), or
 and one GPT with more than 2 GB of weights and moments in a file beside the model, which both jobs write anew in another
 folder.
 
-Each job is a fresh process; in a round both work on every graph in turn, who begins changes from round to round, and
-what they have written is gone and the disk at rest before the next begins. A first round does not count. Times are
-those of the job alone, without start and imports, wall time and CPU time; "process" is the whole process as
-the user sees it. Ratios are medians of the rounds' ratios, also those of two sizes. Peak memory is the largest resident
-set of the process, with what Python and the imports take, which is told besides. Graphs of 50,000 nodes or more, and
-the large one, have `--large-rounds` rounds.
+Each job is a fresh process; in a round both work on every graph in turn, in alternating order; their files are deleted
+and the disk is at rest before the next begins. A first round does not count. Times are those of the job alone, without
+start and imports, wall time and CPU time; "process" is the whole process as the user sees it. Ratios are medians of the
+rounds' ratios, also those of two sizes. Peak memory is the largest resident set of the process, including that of
+Python and the imports, which is also reported. Graphs of 50,000 nodes or more, and the large one, have `--large-rounds`
+rounds.
 """
 
 from __future__ import annotations

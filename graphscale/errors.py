@@ -1,7 +1,7 @@
 """Every error that graphscale raises on bad input.
 
-Each message is one line: what is wrong, where (file, node, value), and what to do about it. The command line prints
-it and exits with code 2.
+Each message is one line: the fault, the place (file, node, value), and the remedy. The command line prints it and exits
+with code 2.
 """
 
 from __future__ import annotations

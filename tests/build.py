@@ -142,10 +142,10 @@ def feeds_for(model: onnx.ModelProto, seed: int = 0, **given: Any) -> Arrays:
 
 
 def assert_same_step(model: onnx.ModelProto, feeds: Arrays | None = None, **options: Any) -> gs.Report:
-    """Scale a step in two ways and hold both against the unscaled one; return the report of the dynamic one.
+    """Scale a step in two ways and compare both with the unscaled one; return the report of the dynamic one.
 
     With the scale fixed at 1024 every output has the bits it had. With a dynamic scale too, and a NaN in the batch
-    leaves all carried state as it was and halves the scale.
+    leaves all carried state unchanged and halves the scale.
     """
     feeds = feeds_for(model) if feeds is None else feeds
     expected, _ = run_once(model, feeds, EXACT)
@@ -159,7 +159,7 @@ def assert_same_step(model: onnx.ModelProto, feeds: Arrays | None = None, **opti
 
 
 def assert_skips(result: gs.ScaledModel, feeds: Arrays) -> None:
-    """A NaN in the batch leaves all carried state of a dynamically scaled step as it was, and halves the scale."""
+    """A NaN in the batch leaves all carried state of a dynamically scaled step unchanged, and halves the scale."""
     poisoned = {name: array.copy() for name, array in feeds.items()}
     poisoned["x"].flat[0] = np.nan
     skipped, _ = run_once(result.model, poisoned, EXACT)

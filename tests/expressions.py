@@ -9,7 +9,7 @@ _OPERATORS = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", a
 
 
 def nodes(text: str) -> str:
-    """Write assignments such as `w_next = w - rate * dw`, one a line or between semicolons, as nodes.
+    """Write assignments such as `w_next = w - rate * dw`, one per line or between semicolons, as nodes.
 
     A call names an operator, with its attributes as keywords: `ReduceSum(x, axes, keepdims=0)`; `x.T` is the
     transposed matrix.

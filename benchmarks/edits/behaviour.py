@@ -29,7 +29,7 @@ class UnlikeError(Exception):
 
 
 class UnloadableError(UnlikeError):
-    """ONNX Runtime refuses the edited model: nobody can run it, which is less than running it wrongly."""
+    """ONNX Runtime refuses the edited model: it never runs, which is less harmful than a wrong run."""
 
 
 class Behaviour:
@@ -54,7 +54,7 @@ class Behaviour:
         self._consumers = {name: _outcome(consumer, subject, subject.scaled) for name, consumer in _CONSUMERS.items()}
 
     def compare(self, model: onnx.ModelProto) -> None:
-        """Hold an edited model against the subject's.
+        """Compare an edited model with the subject's.
 
         Raises:
             UnlikeError: they differ.

@@ -1,4 +1,4 @@
-"""Changes that nobody could notice: what a tool may do to a scaled file, and whether verify accepts it."""
+"""Changes without an effect, as other tools may make in a scaled file, and verify's verdict on them."""
 
 from __future__ import annotations
 

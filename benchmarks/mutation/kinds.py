@@ -57,7 +57,7 @@ def kind(
 def same(
     name: str, sites: Callable[[Damaged], Iterator[str]], reason: str, accepted: bool = True
 ) -> Callable[[_Damage], _Damage]:
-    """Register a kind of change that nobody could notice."""
+    """Register a kind of change without an effect."""
 
     def register(damage: _Damage) -> _Damage:
         SAME.append(Kind(name, sites, damage, "plain", lambda damaged, site: reason, accepted))

@@ -315,7 +315,7 @@ def killed_in_system_calls(folder: Path, choices: random.Random) -> str | None:
 
 
 def failing(folder: Path, choices: random.Random) -> str | None:
-    """Let the disk refuse one step, or all from one on: one line, and all is as it was, or all is new."""
+    """Let the disk refuse one step, or all from one on: one line, and all files are old, or all are new."""
     name, writer, replacing = _chosen(choices)
     writer.fill(folder, replacing)
     last, once = choices.randrange(1, writer.steps + 1), choices.random() < 0.7

@@ -1,7 +1,7 @@
 """Commands of graphscale in forked processes with limits, and the promise that each of them keeps.
 
 The promise: a command ends within the limits of CPU time and memory, blocks on nothing, prints characters that a
-terminal shows, and no traceback; a refusal is one line on stderr and exit code 2, and leaves every file as it was.
+terminal shows, and no traceback; a refusal is one line on stderr and exit code 2, and leaves every file unchanged.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ class Target:
         folder: an empty folder.
 
     Attributes:
-        good: the checkpoint as it was written.
+        good: the undamaged checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -59,7 +59,7 @@ def spoil_model(model: onnx.ModelProto, choices: random.Random) -> None:
     texts = sorted({text for holder, field in found for text in _texts_of(holder, field)} - {"", "If", "Loop"})
     if choices.random() < 0.6:
         chosen = choices.sample(texts, min(len(texts), choices.choice((1, 2, 5, len(texts)))))
-        if choices.random() < 0.8:  # operators that nobody knows end most commands
+        if choices.random() < 0.8:  # unknown operators end most commands
             chosen = [text for text in chosen if text[:1].islower() and "." not in text]
         renamed = {text: hostile(choices) + text for text in chosen}
         rewrite_texts(model, lambda text: renamed.get(text, text))

@@ -324,8 +324,8 @@ def _refuse_held(gradients: set[ir.Value], topology: Topology, plan: Plan) -> No
         if state is not None:
             raise UpdateError(
                 f"output {value_label(value)} could be the next value of {state.name!r}, or a gradient, and no "
-                f"contraction tells where the optimizer begins; name the gradient: --gradient {value.name}, or what "
-                "the optimizer reads"
+                f"contraction tells where the optimizer begins; name the gradient: --gradient {value.name}, or the "
+                "optimizer's operand"
             )
 
 

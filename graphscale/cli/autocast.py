@@ -34,7 +34,7 @@ def autocast(
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Put a training graph into mixed precision: contractions and what is safe between them in float16 or bfloat16.
+    """Put a training graph into mixed precision: contractions and safe operators between them in float16 or bfloat16.
 
     MODEL may also be a folder of artifacts of an ONNX Runtime training session; then the output is a folder, too.
 

@@ -30,7 +30,7 @@ def lint(
 ) -> int:
     """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
 
-    Of a folder of artifacts, the models for training are looked at. Exit code 1 if there is an error or a warning.
+    Of a folder of artifacts, the models for training are checked. Exit code 1 if there is an error or a warning.
 
     Examples:
         graphscale lint step.onnx

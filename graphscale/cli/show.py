@@ -98,7 +98,7 @@ def join(lines: Iterable[str | Text]) -> Text:
 
 
 def join_command(words: Iterable[str]) -> str:
-    """Join words into a line for a shell, which a terminal shows as it is."""
+    """Join words into a line for a shell that is safe for a terminal."""
     return " ".join(shlex.quote(word) if printable(word) == word else _quote_bytes(word) for word in words)
 
 
@@ -200,7 +200,7 @@ def show_text(report: Report, title: str) -> None:
 
 
 def show_summary(report: Report, title: str) -> None:
-    """Print a report in two lines, of which the second one has the coverage and the proof; the whole with --verbose."""
+    """Print a report in two lines, the second one with the coverage and the proof; the whole with --verbose."""
     if is_verbose():
         show_report(report, title)
         return

@@ -1,4 +1,4 @@
-"""graphscale strip: give back the graph as it was before."""
+"""graphscale strip: restore the original graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def strip(
     output: Annotated[Path, output_path("The graph or folder as it was.")],
     force: Force = False,
 ) -> None:
-    """Take the loss scale and mixed precision out again: nodes, order, names, types and metadata as they were.
+    """Remove the loss scale and mixed precision: nodes, order, names, types and metadata are the original's.
 
     Weights keep the values that SCALED holds. SCALED may also be a folder of artifacts; then the output is one, too.
 

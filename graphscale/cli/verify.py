@@ -1,4 +1,4 @@
-"""graphscale verify: hold a scaled graph against the original."""
+"""graphscale verify: compare a scaled graph with the original."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _BEGINNINGS = {
 
 
 def describe_file(path: str | os.PathLike[str], expected: str) -> str:
-    """Describe a file that could not be read, and say what to do.
+    """Describe an unreadable file, and name a remedy.
 
     Args:
         path: the file.
@@ -70,7 +70,7 @@ def describe_file(path: str | os.PathLike[str], expected: str) -> str:
 
 
 def describe_folder(path: str | os.PathLike[str]) -> str:
-    """Describe a folder that stands where a model is expected, and say what to pass."""
+    """Describe a folder in place of a model, and name the right argument."""
     folder = Path(path)
     if (folder / "saved_model.pb").is_file():
         return f"a SavedModel of TensorFlow; {_KERAS.remedy}"

@@ -82,7 +82,7 @@ def load_with_proto(path: str | os.PathLike[str]) -> tuple[ir.Model, onnx.ModelP
 
 
 def _describe(value: object) -> str:
-    """Describe a value that is no model, and say what to pass."""
+    """Describe a value that is no model, and name the right argument."""
     kind = type(value).__name__
     hints = {
         "bytes": "read it with onnx.load_model_from_string",

@@ -180,7 +180,7 @@ def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
             raise ModelFileError(f"{damaged}: graphscale.{key}: {error}") from error
     stamp = Stamp(version=texts["version"], target=texts["target"], **contents)
     if (wrong := _wrong_field(stamp)) is not None:
-        raise ModelFileError(f"{damaged}: graphscale.{wrong} is not what it should be")
+        raise ModelFileError(f"{damaged}: graphscale.{wrong} has another form than expected")
     return stamp
 
 

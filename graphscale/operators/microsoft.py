@@ -136,5 +136,5 @@ row("ZeroGradient", _DEGREE_0, _WRITES, domain=MICROSOFT)
 row("InPlaceAccumulator InPlaceAccumulatorV2", NONLINEAR, _WRITES | Trait.ACCUMULATOR, domain=MICROSOFT)
 row("ReduceAllL2", NONLINEAR, domain=MICROSOFT)
 
-# Operators of ONNX that return what they computed, and write nothing.
+# Operators of ONNX that return their results, and do not write.
 row("Adagrad Adam Momentum", NONLINEAR, domain="ai.onnx.preview.training")

@@ -34,7 +34,7 @@ class Cut:
         gradients: the cut values, in the order of the backward pass.
         first: the nodes of the first half.
         second: the nodes of the second half; nodes for both halves without values of the batch are in both.
-        average: operands of the second half from the first, or outputs, of which replicas compute the mean.
+        average: operands of the second half from the first, or outputs, that replicas average.
         local: other operands of the second half from the first, unchanged.
         outputs: the outputs of the graph that the first half computes.
         kept: the outputs of the graph that the second half computes.

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar in a terminal, a line every ten seconds elsewhere, nothing where nobody asks."""
+"""Progress on stderr: a bar in a terminal, a line every ten seconds elsewhere, nothing by default in Python."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert alike in ([], [(number, pytest.approx(loss, rel=1e-3, nan_ok=True), scale, skipped)])
 
 
-# --- what the pages say of a loop that gets it wrong ------------------------------------------------------------------
+# --- the pages on a wrong loop ------------------------------------------------------------------
 
 
 def test_inputs_of_a_session_leave_out_the_loss_scale(files: Path) -> None:

@@ -115,7 +115,7 @@ _FOLDER = (*_MODELS, "in/checkpoint", "in/checkpoint")
 
 
 def load_state(folder: Path) -> None:
-    """Load a state file; a session that refuses it is as it was."""
+    """Load a state file; a session that refuses it is unchanged."""
     session = _session()
     before = session.state_dict()
     try:

@@ -260,7 +260,7 @@ ALL_LARGEST = {
     ids=["a product", "read in one go", "read by rows"],
 )
 def test_the_largest_finite_gradients(nodes: str, sums: int, numbers: str, policy: gs.LossScale) -> None:
-    """Sums overflow, of gradients that are finite: the gradients themselves are looked at."""
+    """Sums overflow, of gradients that are finite: the gradients themselves are read."""
     signs, size, finite = ALL_LARGEST[numbers]
     model = model_of(Kind(nodes.replace("dw = ", "dw0 = ") + " dw = Identity(dw0)", "float[4,3] ones"))
     for tensor in model.graph.initializer:

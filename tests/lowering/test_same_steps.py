@@ -184,7 +184,7 @@ def test_states_that_are_swapped_keep_their_guards(name: str) -> None:
 
 @pytest.mark.parametrize(("size", "overflows"), [(1.0, False), (1e15, False), (1e18, False), (1e25, True)], ids=str)
 def test_large_batches_are_skipped_where_the_scaled_gradient_overflows(size: float, overflows: bool) -> None:
-    """The bound is exceeded long before the gradient overflows: in between, the gradient itself is looked at."""
+    """The bound is exceeded long before the gradient overflows: in between, the gradient itself is read."""
     skipped = []
     for scale in (1.0, 1024.0, 2.0**60, 2.0**127):
         plain, lowered, batch = linear_sessions(scale)

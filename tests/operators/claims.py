@@ -9,7 +9,7 @@ import onnx_ir as ir
 from graphscale.analysis.degrees import Conflict, Degree, Degrees, evaluate
 from graphscale.operators import OPERATORS, Kind, rule_of
 
-# The traits that `properties` holds against a runtime.
+# The traits that `properties` compares with a runtime.
 CHECKED_TRAITS = frozenset(
     {"RESHAPE", "CAST", "PERMUTE", "REPEAT", "SIGN", "PART", "MOVE", "BOUND", "ELEMENTWISE", "COMMUTATIVE"}
     | {"NONFINITE_OF_FIRST", "NONFINITE_OF_ALL", "TOTAL", "TOTAL_BY_AXES", "TOTAL_BY_SHAPES", "RANDOM", "WRITES_INPUT"}

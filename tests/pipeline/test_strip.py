@@ -109,7 +109,7 @@ def test_graphs_by_hand(name: str) -> None:
 
 
 def test_constants_keep_their_encoding() -> None:
-    """Constants that autocast rounds are given back as they were stored: in float_data, with a description."""
+    """Constants that autocast rounds are restored in their encoding: float_data, with a description."""
     original = step(layer="b = Tanh(h) a = Mul(b, half)", constants="float half = {0.3}")
     half = next(tensor for tensor in original.graph.initializer if tensor.name == "half")
     half.CopyFrom(onnx.helper.make_tensor("half", onnx.TensorProto.FLOAT, [], [0.3]))
@@ -165,7 +165,7 @@ def test_what_was_added_since_is_not_in_the_original() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "jax/attention", "ort/digits_mlp"])
 def test_passes_in_a_sequence_of_ones_own(name: str) -> None:
-    """The passes record what they did where nobody else does."""
+    """The passes record their changes if no caller does."""
     original = ir.load(MODELS / f"{name}.onnx")
     model = original.clone()
     ir.passes.Sequential(*standard_passes(Autocast()))(model)

@@ -1,4 +1,4 @@
-"""Replicas that differ, fail, hang or die: all are told the same, or end, and never hang."""
+"""Replicas that differ, fail, hang or die: all get the same message, or end, and never hang."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_first_state_that_is_no_state_by_the_roles() -> None:
 
 
 def assert_refused(path: Path, *fragments: str) -> None:
-    """The file is refused in one line that names it, and the session is as it was."""
+    """The file is refused in one line that names it, and the session is unchanged."""
     session = stepped()
     good_steps = session.good_steps
     assert_refused_by(session, path, *fragments)

@@ -186,7 +186,7 @@ class Tape:
         if value not in self._recomputed:
             node = value.node
             operands = [self.saved(operand) for operand in node.inputs]
-            self._simplifying = False  # The same node once more, as it was.
+            self._simplifying = False  # The same node again, unchanged.
             self._recomputed[value] = self.op(node.op_type, *operands, **node.attributes)
             self._simplifying = True
         return self._recomputed[value]

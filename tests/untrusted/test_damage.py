@@ -120,7 +120,7 @@ def test_an_original_with_a_value_that_nothing_computes(folder: Path) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("call", "name"), sorted(bench.calls_on()))
 def test_a_pipe_as_any_file(call: str, name: str, folder: Path) -> None:
-    """Nobody writes into it: whoever opens it waits."""
+    """The pipe has no writer: opening it would wait."""
     (folder / name).unlink()
     os.mkfifo(folder / name)
     assert processes.hold(bench.words_of(call), folder, codes=(2,)) is None

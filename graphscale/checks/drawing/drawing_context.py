@@ -36,7 +36,7 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class DrawingContext:
-    """A model, and what the drawing says of it.
+    """A model, and the facts in its drawing.
 
     Attributes:
         model: the model that is drawn.
@@ -46,8 +46,8 @@ class DrawingContext:
         unclear: the values whose degree does not follow, since the scale does not cancel out.
         loss: the loss.
         scale: the loss scale, in a model that has one.
-        places: where the loss scale would enter, in a model without one.
-        unscalings: where it would come out, in a model without one, by the value.
+        places: the places where the loss scale would enter, in a model without one.
+        unscalings: the unscalings, in a model without a loss scale, by the value.
         missed: the backward contractions that the loss scale would not reach.
         note: why there are no phases and degrees; None where there are.
     """
@@ -94,7 +94,7 @@ def make_context(
 
     Args:
         model: the model; where it has no loss scale, what hides the gradient path is spelled out in it.
-        name: what to call it in messages.
+        name: its name in messages.
         added: nodes to be marked as added, where they name no pass.
         strict: raise what the analysis raises; else draw the graph without phases, and note why.
         hints: names that the user gives.

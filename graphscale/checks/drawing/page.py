@@ -42,7 +42,7 @@ class Table:
     """A table beside the drawing.
 
     Attributes:
-        title: what it is about; with a head, the number of rows stands beside it.
+        title: its subject; with a head, the number of rows stands beside it.
         rows: the cells; those of the first column are headings where there is no head.
         head: the names of the columns.
         is_open: whether it is unfolded at first.

@@ -1,4 +1,4 @@
-"""The two pages: one model, and what changed from one to another."""
+"""The two pages: one model, and the differences between two."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def draw_inspection(model: Model, report: Report, title: str, hints: Hints = NO_
 
     Args:
         model: a path, an onnx_ir model or a ModelProto.
-        report: what `graphscale.inspect` says of it, with the same hints.
-        title: what to call the model.
+        report: the result of `graphscale.inspect`, with the same hints.
+        title: the name of the model.
         hints: names that the user gives.
         whole: draw each node, also where that does not fit a window.
 
     Raises:
-        GraphscaleError: what `graphscale.inspect` raises.
+        GraphscaleError: as for `graphscale.inspect`.
     """
     work, name = open_copy(model)
     report_stage("drawing the graph")

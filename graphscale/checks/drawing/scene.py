@@ -41,7 +41,7 @@ class Box:
         title: the first line: the operator, or how many nodes.
         subtitle: the second line: operands that no node computes.
         scaled: whether a multiple of the loss scale leaves it.
-        badges: what else is to be seen: "enters", "leaves", "loss", "missed".
+        badges: further marks: "enters", "leaves", "loss", "missed".
     """
 
     nodes: tuple[ir.Node, ...]
@@ -99,7 +99,7 @@ def make_scene(context: DrawingContext, wiring: Wiring, folded: Sequence[tuple[i
             degrees[giver, len(boxes)] = [context.degree_read(value, None)]
             boxes.append(_output(context, value, boxes[giver], len(wiring.nodes) + i))
         elif len(boxes[giver].nodes) == 1:
-            # A large drawing is kept small: the box itself says what it gives.
+            # To keep a large drawing small, only the box has the names of its results.
             count = sum(output.is_graph_output() for output in producer.outputs)
             text = f"→ {value.name}" if count == 1 else f"→ {count} outputs"
             boxes[giver] = dataclasses.replace(boxes[giver], subtitle=text)

@@ -174,8 +174,8 @@ state.
 Add it to the original graph, and scale that again: graphscale inspect MODEL shows what is carried there.
 
 GS501 error foldable-state: State is an initializer that is no graph input
-Runtimes take such an initializer for a constant, and fold expressions over it at load time: they keep their first \
-value for ever.
+Runtimes treat such an initializer as a constant, and fold expressions over it at load time: they keep their first \
+value forever.
 List the initializer among the graph's inputs as well: it still needs no feed.
 
 GS502 error write-after-read: State may be overwritten before it is read

@@ -22,7 +22,7 @@ class Finding:
     """A certain or doubtful mistake in a graph.
 
     Attributes:
-        code: the stable code, such as `GS201`; `graphscale.checks.linting.codes.CODES` says what it stands for.
+        code: the stable code, such as `GS201`; `graphscale.checks.linting.codes.CODES` has its meaning.
         message: the defect, with the names of nodes and values; one sentence.
         node: the name of the node; None for a finding on a value alone.
         value: the name of the value, if any.

@@ -34,7 +34,7 @@ def _feed_unrepeated(node: ir.Node) -> None:
 
 
 def _repeated(value: ir.Value) -> ir.Value | None:
-    """Return what an Expand repeats."""
+    """Return the repeated operand of an Expand."""
     node = value.producer()
     return node.inputs[0] if node is not None and node.op_type == "Expand" and not node.domain else None
 

@@ -71,7 +71,7 @@ class ExampleBatch:
         return ", ".join((f"module(batch[{keys[0]!r}])", *(f"batch[{key!r}]" for key in keys[1:][-1:])))
 
     def fill(self, tensors: Mapping[str, Tensor]) -> Any:
-        """Return the batch as it was given, with these tensors."""
+        """Return the batch in its original form, with new tensors."""
 
         def filled(form: Any) -> Any:
             if isinstance(form, dict):

@@ -32,7 +32,7 @@ def halve(module: Any) -> Any:
 
 
 def _cast_calls(module: Any, inputs: Any, outputs: Any) -> None:
-    """Cast what goes into a module, and what comes out."""
+    """Cast the inputs and the results of a module."""
 
     def cast(value: Any, dtype: Any) -> Any:
         return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

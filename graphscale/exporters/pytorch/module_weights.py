@@ -82,7 +82,7 @@ def _initializers(model: ir.Model) -> Arrays:
 
 
 def _unchanged(metadata: Mapping[str, str]) -> frozenset[str]:
-    """Return the tensors that the step leaves as they are, as its exporter wrote them down."""
+    """Return the tensors that the step does not change, by its metadata."""
     try:
         names = json.loads(metadata.get(EXPORT_KEY, "{}")).get("unchanged", [])
     except (ValueError, AttributeError):

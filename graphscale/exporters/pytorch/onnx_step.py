@@ -22,7 +22,7 @@ __all__ = ["EXPORT_KEY", "convert", "drop_gradients", "embed_first_values"]
 
 # The newest that PyTorch's translations are written for; newer opsets have random operators without kernels.
 _OPSET = 20
-# The metadata property that names the tensors of the module which the step leaves as they are.
+# The metadata property with the names of the module's tensors that the step does not change.
 EXPORT_KEY = "graphscale.exporter"
 
 
@@ -75,7 +75,7 @@ def _simplify(model: ir.Model) -> None:
 
 
 def _rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
-    """Name inputs and outputs, each of which gets a value of its own."""
+    """Name inputs and outputs, with a value of its own for each."""
     seen: set[int] = set()
     for index, value in enumerate(graph.outputs):
         if value.is_graph_input() or value.is_initializer() or id(value) in seen:

@@ -36,7 +36,7 @@ class RandomOperators(TorchDispatchMode):  # type: ignore[misc]
         state: an int64 scalar, another one in each step.
 
     Attributes:
-        draws: how many draws there were.
+        draws: number of draws.
         refused: the names of operators that draw, and that are not replaced.
     """
 

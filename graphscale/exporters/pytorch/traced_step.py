@@ -115,7 +115,7 @@ class Forward:
 
     @staticmethod
     def _read(result: Any) -> tuple[Tensor, Tensors]:
-        """Take the loss and the metrics from what the loss returned."""
+        """Take the loss and the metrics from the result of the loss function."""
         metrics: Any = {}
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
             result, metrics = result

@@ -106,7 +106,7 @@ def _batch_size(batch: Arrays) -> int:
 
 
 def _reference_steps(step: KerasStep, batch: Arrays, count: int) -> tuple[list[Arrays], list[Arrays]]:
-    """Return what Keras computes in several steps, and what it computes if all numbers differ by their rounding."""
+    """Return Keras' results of several steps, and its results if all numbers differ by their rounding."""
     with step.unchanged(), _users_code(step, f"run on {_batch_size(batch)} rows"):
         expected = [step.run_eagerly(batch) for _ in range(count)]
     with step.unchanged():

@@ -24,7 +24,7 @@ def load(step_or_state: Any, model: Any) -> None:
         found = next(iter(values), "nothing")
         raise ExportError(
             f"there is no trained value of {missing[0]!r}, a weight of {model.name}; {len(needed) - len(missing)} of "
-            f"{len(needed)} are there, beside others such as {found!r}: build the model as it was, with names for "
+            f"{len(needed)} are there, beside others such as {found!r}: build the original model, with names for "
             "its layers"
         )
     sums = {id(variable) for variable in model.metrics_variables}

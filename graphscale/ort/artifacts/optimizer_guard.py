@@ -72,7 +72,7 @@ class GuardOptimizer(GraphPass):
         if [node.op_type for node, _ in found] not in (["AdamWOptimizer"], ["SGDOptimizerV2"]):
             kinds = ", ".join(node.op_type for node, _ in found) or "none"
             raise UnsupportedModelError(
-                f"{self.path} needs one optimizer of a training session, which can be told to skip a step "
+                f"{self.path} needs one optimizer of a training session, with an input to skip a step "
                 f"(AdamWOptimizer or SGDOptimizerV2); it has: {kinds}"
             )
         return found[0]

@@ -49,7 +49,7 @@ def choose(count: int, index: jax.Array) -> jax.Array:
 
 @kind("lab-jax-cautious-values", "jax")
 def cautious_values() -> Iterator[Step]:
-    """Values of actions from a log of others, pushed down where nobody acted; a target that follows."""
+    """Values of actions from a log of others, pushed down at other actions; a target that follows."""
     batch = {"observations": normal(8, 9), "actions": np.random.randint(0, 4, 8).astype(np.int32)}
     batch |= {"rewards": normal(8), "next_observations": normal(8, 9)}
     batch["discounts"] = np.where(np.random.rand(8) > 0.2, 0.97, 0.0).astype(np.float32)

@@ -123,7 +123,7 @@ def test_symbolic_axes_get_one_size() -> None:
 
 @pytest.mark.training
 def test_labels_with_an_axis_of_their_own() -> None:
-    """batch * tokens: the scores are looked at."""
+    """batch * tokens: the scores are measured."""
     model = load_example("ort/transformer").model()
     notes = gs.verify(model, gs.scale(model, 1024), runs=1, dims={"batch": 3}).notes
     assert any("tokens=24" in note for note in notes)

@@ -197,7 +197,7 @@ def measured() -> onnx.ModelProto:
 
 
 def test_a_declared_shape_is_no_constant(measured: onnx.ModelProto) -> None:
-    """A runtime that optimizes takes a declared size for the size: this one makes the loss another number."""
+    """A runtime that optimizes trusts declared sizes: this one changes the loss."""
     scaled = gs.scale(measured).model
     assert isinstance(scaled, onnx.ModelProto)
     assert gs.verify(measured, scaled, runs=0).ok

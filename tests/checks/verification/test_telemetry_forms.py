@@ -120,7 +120,7 @@ def test_another_period_in_the_metadata_is_found() -> None:
 
 @pytest.mark.parametrize("text", ['{"every": 0}', '{"every": 16777217}', "{}", "3", '{"every": 3, "more": 1}'])
 def test_metadata_of_another_form_are_refused(text: str) -> None:
-    with pytest.raises(gs.GraphscaleError, match=r"graphscale\.telemetry is not what it should be"):
+    with pytest.raises(gs.GraphscaleError, match=r"graphscale\.telemetry has another form than expected"):
         gs.verify(*claiming(text), runs=1)
 
 

@@ -158,7 +158,7 @@ def assert_same_interface(original: onnx.ModelProto, model: onnx.ModelProto) -> 
 def assert_same_or_rounded(
     before: onnx.TensorProto, after: onnx.TensorProto, name: str, graph: onnx.GraphProto
 ) -> None:
-    """A constant is as it was, or in the small type."""
+    """A constant is unchanged, or in the small type."""
     was, became = (onnx.numpy_helper.to_array(tensor) for tensor in (before, after))
     if before.data_type != after.data_type:
         assert (before.data_type, after.data_type) in ((FLOAT, FLOAT16), (FLOAT, BFLOAT16))

@@ -13,8 +13,8 @@ from tests.passes.casting.rounding import assert_same_numbers, rounded, run_node
 def executed(typed: onnx.ModelProto, emulated: onnx.ModelProto, feeds: Arrays, actual: Arrays) -> Arrays:
     """The values of a typed graph, those of the small type as float32 numbers.
 
-    Each node runs alone in float32, and its result is rounded if it is of the small type. On the way each node's
-    result is held against that of the same node in the emulated graph.
+    Each node runs alone in float32, and its result is rounded if it is of the small type. Each node's result is
+    compared with that of the same node in the emulated graph.
 
     Args:
         typed: the graph in mixed precision.

@@ -75,7 +75,7 @@ def test_all_ways_to_say_it() -> None:
 
 @pytest.mark.parametrize("count", range(1, 7))
 def test_after_a_loss_scale(count: int) -> None:
-    """In any later place it would cast the loss scale's own nodes: refused, and the graph is as it was."""
+    """In any later place it would cast the loss scale's own nodes: refused, and the graph is unchanged."""
     model = ir.from_proto(sgd())
     Sequential(*standard_passes()[:count])(model)
     before = text_of(model)

@@ -4,8 +4,8 @@
     python -m tests.passes.training_ops.training_table measure FILE.npz    with stock ONNX Runtime
     python -m tests.passes.training_ops.training_table
 
-The first command runs the kernels on random cases, the second the standard forms of the same cases. The third one
-writes the page alone, with the errors as they were measured.
+The first command runs the kernels on random cases, the second the standard forms of the same cases. The third one only
+writes the page, with the last measured errors.
 """
 
 from __future__ import annotations

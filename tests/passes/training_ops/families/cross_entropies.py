@@ -21,7 +21,7 @@ def draw_dense(draw: Draw) -> Case:
 @recipe("SparseSoftmaxCrossEntropy SparseSoftmaxCrossEntropyGrad", domain="")
 def draw_sparse(draw: Draw) -> Case:
     shape = draw.shape(2, empty=False)
-    # The kernels take what is no mean for a sum.
+    # The kernels treat every other reduction as a sum.
     attributes = draw.options(reduction=("mean", "sum", "none"))
     spread = draw.pick(1, 20)
     scores = draw.floats(shape) * np.float32(spread)
