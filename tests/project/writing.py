@@ -116,7 +116,7 @@ RULES = (
     Rule("says of", r"\b(say|says|said) of\b", "states about", "The file says of its roles.", "The roles in the file."),
     Rule(
         "clause as object",
-        r"\b(of|from|for|with|by|to|in|on|at|as|than|into|behind|and|or|but|not|return|compute|find) what\b",
+        r"\b(of|from|for|with|by|to|in|on|at|as|than|into|behind|and|or|but|not|[Rr]eturn|[Cc]ompute|[Ff]ind) what\b",
         "name the object",
         "Return what the policy counts.",
         "Return the counts of the policy.",
