@@ -3,7 +3,7 @@
     pip install onnxconverter-common==1.16.0    (beside '.[test]', with onnxruntime-training 1.19.2)
     python benchmarks/autocast_peers.py [casts] [models] [time] [--nodes 1000 3000 10000 100000] [--repeats 5]
 
-The peers, each so that inputs and outputs stay float32, since a training step is fed and gives float32:
+The peers, each with float32 inputs and outputs, the types of a training step:
 
     common      onnxconverter_common.float16.convert_float_to_float16
     ort         onnxruntime.transformers.float16.convert_float_to_float16
@@ -11,19 +11,19 @@ The peers, each so that inputs and outputs stay float32, since a training step i
 
 casts   Cast nodes that each tool adds to the forward part of the graphs of models/: the nodes that the loss depends on.
         graphscale converts the whole step, of which the forward part is counted; the others get the forward part alone,
-        once as they come, once with graphscale's deny list as their `op_block_list`, so that the same operators stay
-        float32 (as they come they put Softmax, the loss and all statistics into float16). Weights are inputs: in
+        once with their defaults, once with graphscale's deny list as their `op_block_list`, so that the same operators
+        stay float32 (by default they put Softmax, the loss and all statistics into float16). Weights are inputs: in
         training they are float32 masters. An x: ONNX Runtime does not load the result.
-models  The whole training steps: does what each tool makes of them load and run on ONNX Runtime's CPU provider, and are
-        loss, gradients and next weights those of the original, within 2 % of the largest element of each output? The
+models  The whole training steps: does each tool's result load and run on ONNX Runtime's CPU provider, and are loss,
+gradients and next weights those of the original, within 2 % of the largest element of each output? The
         same for graphscale, also emulated, with a dynamic loss scale: the CPU provider computes in float32 between
-        casts, and takes pairs of casts away, so that only emulation shows what float16 rounds. "No masters": a next
-        weight or moment is computed in float16. Constants that float16 does not hold are looked up.
+        casts, and removes pairs of casts, so that only emulation shows the rounding of float16. "No masters": a next
+        weight or moment is computed in float16. Constants that float16 does not hold are listed.
 time    CPU time on the training step that pass_cost.py generates, ModelProto in, ModelProto out, and of the pass
         `Autocast` alone, which changes an onnx_ir model in place, as the peers change a ModelProto in place. Each tool
-        has processes of its own, since what one leaves in memory makes the next one slower; those of graphscale run
-        before and after each peer's, since machines get slower and faster by the minute. Medians of all repeats; a job
-        that takes more than 30 s runs once. The peer that grows with the square is left out above 10,000 nodes.
+        has processes of its own, since memory of one slows the next down; those of graphscale run before and after each
+        peer's, since machines get slower and faster by the minute. Medians of all repeats; a job that takes more than
+        30 s runs once. The peer that grows with the square is left out above 10,000 nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For autocast_peers.py: the float16 converters of others, the graphs of models/, and running what comes out."""
+"""For autocast_peers.py: the float16 converters of others, the graphs of models/, and runs of the results."""
 
 from __future__ import annotations
 

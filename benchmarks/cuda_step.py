@@ -16,7 +16,7 @@ gone the same way, nor that of a round in which a step was skipped. See benchmar
 
 `--device cpu --quick` runs the same code with tiny models on a machine without a GPU. It cannot show where ONNX
 Runtime places nodes on a GPU, copies, syncs, device memory, and float16 that overflows (its CPU provider computes in
-float32 between casts). Its times say nothing.
+float32 between casts). Its times have no meaning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training steps that are little more than their gradients: square weights, small batches, plain SGD."""
+"""Training steps dominated by their gradients: square weights, small batches, plain SGD."""
 
 from __future__ import annotations
 

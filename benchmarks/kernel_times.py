@@ -1,4 +1,4 @@
-"""Times of kernels, as ONNX Runtime's profiler tells them."""
+"""Times of kernels, from ONNX Runtime's profiler."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Mutation testing of the rewrite: who notices that a scaled graph was damaged?
+"""Mutation testing of the rewrite: which checks notice a damaged scaled graph?
 
     python benchmarks/mutants.py [--models NAME ...] [--kinds TEXT ...] [--targets T ...] [--sites N] [--every-target]
         [--measure NAME ...] [--output FILE.md]
 
 Each graph of models/, and a step with wide layers, is scaled and damaged in one place at a time, in every way of
-`mutation/`; then `verify` (the match with the graph that the original gives, its other proofs, and its runs) and `lint`
-look at it. A mutant that verify accepts is a survivor, unless it is shown to change nothing: the command lists them and
-ends with exit code 1.
+`mutation/`; then `verify` (the match with the expected graph, its other proofs, and its runs) and `lint` check it. A
+mutant that verify accepts is a survivor, unless it is shown to change nothing: the command lists them and ends with
+exit code 1.
 """
 
 from __future__ import annotations

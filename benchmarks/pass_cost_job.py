@@ -1,4 +1,4 @@
-"""One job of pass_cost.py, in a process of its own; prints what it took as JSON.
+"""One job of pass_cost.py, in a process of its own; prints its costs as JSON.
 
 python benchmarks/pass_cost_job.py bare|graphscale STEP.onnx OUT.onnx
 python benchmarks/pass_cost_job.py import bare|graphscale

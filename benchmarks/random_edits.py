@@ -4,8 +4,8 @@
 
 Each edit follows from the seed and its index: a scaled graph of `edits/subjects.py`, a kind of edit and a place, drawn
 by `edits/generator.py`, which knows nothing of `verify`. An edit that `verify` accepts must change nothing that
-`edits/behaviour.py` can see; one that does is a survivor. The log has a line for each edit; an interrupted run goes on
-from it, and the table is written from it.
+`edits/behaviour.py` can see; one that does is a survivor. The log has a line for each edit; an interrupted run
+continues from it, and the table is written from it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/replicas.py predict                         the tables of docs/how-to/replicas.md
     mpiexec -n 2 python benchmarks/replicas.py calibrate          fits alpha and beta to MPI_Allreduce; writes a file
-    mpiexec -n N python benchmarks/replicas.py measure            steps on N replicas, beside what is predicted
-    mpiexec -n N python benchmarks/replicas.py wire               bytes that leave the processes, by the kernel's count
+    mpiexec -n N python benchmarks/replicas.py measure            steps on N replicas, beside the prediction mpiexec -n
+    N python benchmarks/replicas.py wire               bytes that leave the processes, by the kernel's count
 
 `wire` counts what goes through the loopback device, so let MPI use no shared memory; for MPICH:
 MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp MPIR_CVAR_NOLOCAL=1.

@@ -3,14 +3,14 @@
     python benchmarks/session_cost.py [--rounds 21] [--graphs small medium large] [--only c]
 
     (a) Session.step against a loop on run_with_iobinding as an expert writes it: two prepared bindings that take turns,
-        the state on the device; only the batch and what comes back are bound anew in each step
+        the state on the device; only the batch and the outputs are bound again in each step
     (b) Session.step against session.run with the state as numpy arrays in and out
     (c) Session.step on a step scaled with telemetry, in each form, against one without
 
 Both jobs of a ratio run in one process on the same scaled graph with the same batches, in turns, many rounds of many
-steps each; whoever begins a round changes. A ratio is the median over the rounds' ratios of CPU times (one thread:
-other processes disturb CPU time less than wall time), with the quartiles beside it. At the end both must hold the same
-state, to the last bit.
+steps each, in alternating order. A ratio is the median over the rounds' ratios of CPU times (one thread: other
+processes disturb CPU time less than wall time), with the quartiles beside it. At the end both must hold the same state,
+to the last bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of step_cost.py: what loss scaling adds to a training step."""
+"""The tables of step_cost.py: the cost of loss scaling in a training step."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Two speeds: the quick tier, which runs unless something else is asked for, and the full one, or a share of it.
+"""Two tiers: the quick one, which runs by default, and the full one, or a share of it.
 
-A test marked `full` runs in the full tier alone. Of the cases of a test (or of each test of a module) marked
-`sample(size)` the quick tier runs `size`, chosen so that they have many values of every parameter between them; the
-choice follows from the names of the cases, so that it is the same in each run.
+A test marked `full` runs in the full tier alone. The quick tier runs `size` cases of a test (or of each test of a
+module) marked `sample(size)`, which together have many values of every parameter; the choice depends only on the names
+of the cases, so that it is the same in each run.
 
-`GRAPHSCALE_TEST_SHARE=2/6` cuts the cases that are in the full tier alone into six shares, test by test, and runs the
-second, with as many values of every parameter as possible. A test with no more cases than shares, or marked
-`every_share`, is in all of them; random cases cut their seeds instead (tests/random_cases.py). Cases that run on one
-runtime alone are all in the first share.
+`GRAPHSCALE_TEST_SHARE=2/6` cuts the cases of the full tier alone into six shares, test by test, and runs the second,
+with as many values of every parameter as possible. A test with no more cases than shares, or marked `every_share`, is
+in all of them; random cases cut their seeds instead (tests/random_cases.py). Cases that run on one runtime alone are
+all in the first share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Equality of two scaled graphs: on ONNX Runtime, and in the hands of those that read their metadata."""
+"""Equality of two scaled graphs: on ONNX Runtime, and for readers of their metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that stand for one another, and those that can stand in an edge."""
+"""Operators that can replace one another, and operators that can be inserted into an edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage to initial values and to the metadata: to what a file claims of itself."""
+"""Damage to initial values and to the metadata, the claims of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage outside of the range of random feeds, or outside of the states that are tried."""
+"""Damage outside of the range of random feeds, or of the tried states."""
 
 from __future__ import annotations
 

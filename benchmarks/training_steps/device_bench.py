@@ -1,7 +1,7 @@
-"""Running the sides of one framework on a device in turns, and what must hold of them. Needs numpy alone.
+"""Runs of one framework's sides on a device in turns, and their conditions. Needs numpy alone.
 
 A step does not wait for the device more than its side must: its loss stays there, but for the last one of each turn,
-and the clock is read when the device has done everything.
+and the clock is read when the device has finished.
 """
 
 from __future__ import annotations

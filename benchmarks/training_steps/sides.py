@@ -1,4 +1,4 @@
-"""Running the sides of one framework in turns: what is timed, and what must hold afterwards. Needs numpy alone."""
+"""Runs of one framework's sides in turns: their times, and conditions afterwards. Needs numpy alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX's own optimizers, spelled out: what ONNX's reference implementation computes, also when scaled."""
+"""ONNX's own optimizers in standard operators: the results of ONNX's reference implementation, also when scaled."""
 
 from __future__ import annotations
 

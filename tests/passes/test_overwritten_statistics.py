@@ -1,4 +1,4 @@
-"""Batch normalization in training mode: ONNX Runtime puts the running statistics into the buffers that it reads."""
+"""Batch normalization in training mode: ONNX Runtime writes the running statistics into its operands' buffers."""
 
 from __future__ import annotations
 

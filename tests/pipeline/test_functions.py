@@ -1,4 +1,4 @@
-"""Models whose functions are spelled out, and models in which nothing can be added."""
+"""Models with inlined functions, and models without room for functions."""
 
 from __future__ import annotations
 

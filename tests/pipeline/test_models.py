@@ -1,4 +1,4 @@
-"""Every training graph of models/: the scaled graph computes what the original does, in full and in fact."""
+"""Every training graph of models/: the scaled graph computes the original's results, on the real runtime."""
 
 from __future__ import annotations
 

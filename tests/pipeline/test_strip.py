@@ -1,4 +1,4 @@
-"""strip gives back the original, byte for byte: all graphs of models/, all targets, functions, fused steps."""
+"""strip restores the original, byte for byte: all graphs of models/, all targets, functions, fused steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random arguments of each project's loss scaler, with the preset that does the same, and random sequences of steps.
+"""Random arguments of each project's loss scaler, with the equal preset, and random sequences of steps.
 
 Periods and scales are small, so that sequences of a few steps meet growths, floors, limits and hysteresis. Scales come
 near float32's limits where the project defines what happens there; those of the others stay away from infinity.

@@ -1,8 +1,8 @@
-"""The loss-scale rules of other projects, each in its own words and variables: what the presets are tested against.
+"""The loss-scale rules of other projects, each with its own names and variables, as references for the presets.
 
-Written from what the projects do, without a look at `graphscale.policy.dynamic_rule`. The scale is held as the project
-holds it: a float32 number on the device, or a Python number. The fields of each class begin with the arguments of the
-project, in its order, with its defaults and, but for the scale and the period, with its names; counts follow.
+Written from the projects' behaviour, independently of `graphscale.policy.dynamic_rule`. The scale is held as the
+project holds it: a float32 number on the device, or a Python number. The fields of each class begin with the arguments
+of the project, in its order, with its defaults and, but for the scale and the period, with its names; counts follow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the loss scales of PyTorch and TensorFlow themselves, and records what they do for tests that have neither.
+"""Runs the loss scales of PyTorch and TensorFlow themselves, and records the results for tests without them.
 
 python -m tests.policy.record torch             # needs torch; writes recorded/torch.npz
 python -m tests.policy.record tensorflow        # needs tensorflow; writes recorded/tensorflow.npz

@@ -1,4 +1,4 @@
-"""Graph mode: a loss scale bound to a training graph that somebody builds with onnx_ir by hand."""
+"""Graph mode: a loss scale bound to a training graph that is built with onnx_ir by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site of docs/: its code runs, its nav is complete, and what is made from the code says all that the code has."""
+"""The site of docs/: its code runs, its nav is complete, and its generated parts are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the project say what is true: their code runs, their links lead somewhere, their numbers hold."""
+"""The pages of the project are true: their code runs, their links lead somewhere, their numbers hold."""
 
 from __future__ import annotations
 

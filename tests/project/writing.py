@@ -219,7 +219,9 @@ def _texts_of_module(path: Path) -> tuple[Text, ...]:
         if isinstance(node, documented) and (text := ast.get_docstring(node)):
             name = getattr(node, "name", "module")
             found.append(Text("docstring", f"{place}:{name}", _CODE.sub("`code`", _examples_cut(text))))
-        elif isinstance(node, ast.Raise) and place.startswith("graphscale/"):
+        elif place.startswith("graphscale/") and (
+            isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg == "help")
+        ):
             found.append(Text("message", f"{place}:{node.lineno}", " ".join(_strings(node))))
     comments = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
     last = -1

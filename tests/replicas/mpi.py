@@ -1,4 +1,4 @@
-"""Starting programs with a real mpiexec, more processes than cores if need be."""
+"""Programs started with a real mpiexec, with more processes than cores if necessary."""
 
 from __future__ import annotations
 

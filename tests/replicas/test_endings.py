@@ -1,4 +1,4 @@
-"""Every way in which one rank can end: a line names it and says why the others stop, and none of them waits for it."""
+"""Every end of a rank: a line names the rank and the reason why the others stop, and none of them waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without mpi4py everything but replicas works, and those say what to install."""
+"""Without mpi4py, all parts but replicas work, and replicas name the missing package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReplicatedSession in real processes: the run of one process on the whole batch, whatever the number of replicas."""
+"""ReplicatedSession in real processes: the run of one process on the whole batch, for any number of replicas."""
 
 from __future__ import annotations
 

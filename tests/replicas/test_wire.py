@@ -1,4 +1,4 @@
-"""Bytes that leave the processes, by the kernel's count: the least that reducing the gradients can do with."""
+"""Bytes that leave the processes, by the kernel's count: the least for a reduction of the gradients."""
 
 from __future__ import annotations
 

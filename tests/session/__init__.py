@@ -1,1 +1,1 @@
-"""gs.Session, against plain loops of ONNX Runtime's own session, and against everything that can go wrong."""
+"""gs.Session, against plain loops of ONNX Runtime's own session, and in all failures."""

@@ -1,4 +1,4 @@
-"""Every graph of models/, thirty steps with overflows in between: a session does what a loop by hand does."""
+"""Every graph of models/, thirty steps with overflows in between: a session has the results of a loop by hand."""
 
 from __future__ import annotations
 

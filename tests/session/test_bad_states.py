@@ -1,4 +1,4 @@
-"""State that does not fit, in memory and in files: one clear line, nothing has changed."""
+"""State that does not fit, in memory and in files: one clear line, and an unchanged session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that is written over itself: right numbers where some reader might come too late, and who shares a buffer."""
+"""State written over itself: right numbers despite late readers, and the states with shared buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closing: the memory of the state and of ONNX Runtime's session is given back; a closed session says that it is."""
+"""Closing: the memory of the state and of ONNX Runtime's session is freed; a closed session says so."""
 
 from __future__ import annotations
 

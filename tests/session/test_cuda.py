@@ -1,4 +1,4 @@
-"""Sessions on a GPU: the numbers of the CPU but for rounding, the state on the device, nothing copied in between."""
+"""Sessions on a GPU: the numbers of the CPU up to rounding, the state on the device, no copies in between."""
 
 from __future__ import annotations
 

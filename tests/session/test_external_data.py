@@ -1,4 +1,4 @@
-"""Models whose weights are in an external file, however they are given."""
+"""Models with weights in an external file, in every form of argument."""
 
 from __future__ import annotations
 

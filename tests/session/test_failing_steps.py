@@ -1,4 +1,4 @@
-"""Steps that ONNX Runtime cannot finish, or that are interrupted: the state as before, and the session goes on."""
+"""Steps that ONNX Runtime cannot finish, or that are interrupted: the state is unchanged, and the session continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feeds of a step: every form of array, without a copy where that can be; feeds that do not fit."""
+"""Feeds of a step: every form of array, without a copy where possible; feeds that do not fit."""
 
 from __future__ import annotations
 

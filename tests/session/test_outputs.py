@@ -1,4 +1,4 @@
-"""Results of a step: all outputs but the carried state, or those that are fetched; later steps leave them alone."""
+"""Results of a step: all outputs but the carried state, or the fetched ones; later steps do not change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State out and in again: dictionaries, files and exported models, from which training goes on bit for bit."""
+"""Saved and loaded state: dictionaries, files and exported models, from which training continues bit for bit."""
 
 from __future__ import annotations
 

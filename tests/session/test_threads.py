@@ -1,4 +1,4 @@
-"""A session that several threads use at once: every result is one of some serial order. And copies, and forks."""
+"""A session in several threads: every result is one of some serial order. Copies and forks, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators in ONNX's reference: the tracer evaluates while it writes, so shapes and magnitudes are known."""
+"""Operators in ONNX's reference evaluator: evaluation while writing gives shapes and magnitudes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses, with the derivatives that the chain rule gives and those that exporters fold."""
+"""Losses, with derivatives by the chain rule and in the folded forms of exporters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a traced step to a ModelProto, in any of many presentations: names, order, constants, where weights are kept."""
+"""The way from a traced step to a ModelProto, in many presentations: names, order, constants, places of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of `graphscale train` on real steps, for the tests: what they need, and what they leave."""
+"""Runs of `graphscale train` on real steps, for the tests: their inputs and their files."""
 
 from __future__ import annotations
 

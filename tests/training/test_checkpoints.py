@@ -1,4 +1,4 @@
-"""Checkpoints: their content, the ones that stay, damage; a run that is resumed is the run without a break."""
+"""Checkpoints: their content, their number, damage; a resumed run equals the run without a break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feeds of a run: data from files and the batches of it, constants, the learning rate; and all that does not fit."""
+"""Feeds of a run: data from files and its batches, constants, the learning rate; and wrong ones of each."""
 
 from __future__ import annotations
 

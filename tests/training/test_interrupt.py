@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, a full disk: one line each, and nothing is lost; nor by kill -9 at any moment."""
+"""Ctrl-C, SIGTERM, a full disk: one line each, without a loss; no loss by kill -9 at any moment, either."""
 
 from __future__ import annotations
 

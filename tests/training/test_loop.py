@@ -1,4 +1,4 @@
-"""The loop on real steps: what the records say, what a skipped step leaves alone."""
+"""The loop on real steps: the content of records, the unchanged state of a skipped step."""
 
 from __future__ import annotations
 

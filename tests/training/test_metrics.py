@@ -1,4 +1,4 @@
-"""Metrics: written records are read back, a cut file goes on with the same bytes, damage is named; event files."""
+"""Metrics: written records are read again, a cut file continues with the same bytes, damage is named; event files."""
 
 from __future__ import annotations
 

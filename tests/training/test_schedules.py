@@ -1,4 +1,4 @@
-"""Learning rates: what each schedule gives, against formulas written out here and against PyTorch's numbers."""
+"""Learning rates: the numbers of each schedule, against formulas in this file and against PyTorch's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage that commands stumbled over, and disks that refuse a step: one line, and no half of an output."""
+"""Damage from earlier failures of commands, and disks that refuse a step: one line, and no partial output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""External data comes from the model's own folder, or from the one that the user names, in every command and tensor."""
+"""External data is read only from the model's folder, or one that the user names, in every command and tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are small, and ask for more time or memory than there is: refused in one line that names the limit."""
+"""Small files that need too much time or memory: refused in one line that names the limit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random cases: an operator's recipe draws operands and attributes; opset and axes come by themselves.
+"""Random cases: an operator's recipe draws operands and attributes; opset and axes are drawn here.
 
-A family of operators is a module of `families/` with recipes. Each module of `families/` is found by itself.
+A family of operators is a module of `families/` with recipes, which is found without registration.
 """
 
 from __future__ import annotations

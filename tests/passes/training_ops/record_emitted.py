@@ -1,4 +1,4 @@
-"""Record what onnxruntime-training emits: python -m tests.passes.training_ops.record_emitted [FOLDER]
+"""Record the operators that onnxruntime-training emits: python -m tests.passes.training_ops.record_emitted [FOLDER]
 
 `emitted/operators.json` has each operator that stock ONNX Runtime lacks, by the forward operators that it is emitted
 for, `emitted/gradients.zip` the gradient graphs that have such operators.

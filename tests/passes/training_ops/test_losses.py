@@ -1,4 +1,4 @@
-"""Losses in forms that no kernel for the CPU has, and those that have no standard form."""
+"""Losses in forms without a kernel for the CPU, and forms without a standard form."""
 
 from __future__ import annotations
 

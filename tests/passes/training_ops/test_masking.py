@@ -1,4 +1,4 @@
-"""Masked gradients: products with the mask where nothing that it hides can be infinite alone."""
+"""Masked gradients: products with the mask where no hidden element alone can be infinite."""
 
 from __future__ import annotations
 

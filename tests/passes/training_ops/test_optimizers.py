@@ -1,4 +1,4 @@
-"""Optimizers and accumulators in graphs: sequences that the graph makes, and states that only a write brings out."""
+"""Optimizers and accumulators in graphs: sequences made in the graph, and states that are only written in place."""
 
 from __future__ import annotations
 

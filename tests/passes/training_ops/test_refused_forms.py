@@ -1,4 +1,4 @@
-"""Forms of operators that have no standard form, or none in an opset: each is refused in one line that says why."""
+"""Forms of operators that have no standard form, or none in an opset: each is refused in one line with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The helpers of formulas on every opset: one result, whatever the form."""
+"""The helpers of formulas on every opset: one result for all forms."""
 
 from __future__ import annotations
 

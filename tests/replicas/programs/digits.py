@@ -1,4 +1,4 @@
-"""Trains the digits step on replicas, and writes what happened: FOLDER OPTIONS(json).
+"""Trains the digits step on replicas, and writes the results: FOLDER OPTIONS(json).
 
 Options: steps, first, batch, overflow_at, target, session (keywords of ReplicatedSession), save_at, load.
 """

@@ -1,1 +1,1 @@
-"""Recipes of training operators, a family one module; see `tests/passes/training_ops/drawing.py`."""
+"""Recipes of training operators, one module per family; see `tests/passes/training_ops/drawing.py`."""
