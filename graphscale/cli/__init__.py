@@ -1,6 +1,6 @@
 """The command line: one file per command, imported when it is called.
 
-Exit codes: 0 done; 1 the check that was asked for failed; 2 bad input, with one line on stderr and nothing written.
+Exit codes: 0 success; 1 a failed check; 2 bad input, with one line on stderr and no output file.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PANELS = {
         "scale": "Put loss scaling into a training graph.",
         "autocast": "Put a training graph into mixed precision.",
         "lower": "Make a scaled graph as fast as one runtime allows.",
-        "strip": "Give back the graph as it was before.",
+        "strip": "Restore the original graph.",
     },
     "Checks": {
         "inspect": "Show the loss, the gradients and all roles.",
         "verify": "Prove a scaled graph right, and run it.",
-        "lint": "Look for mistakes in the loss scaling of a graph.",
+        "lint": "Find mistakes in the loss scaling of a graph.",
         "diff": "Show the changes from one model to another.",
     },
     "Training": {

@@ -19,9 +19,11 @@ def autocast(
     model: options.ModelPath,
     output: Annotated[Path | None, output_path("The graph or folder in mixed precision.")] = None,
     dtype: options.Dtype = "float16",
-    emulate: Annotated[bool, option("Round in float32: what float16 does, faithfully on a CPU.")] = False,
+    emulate: Annotated[bool, option("Round in float32, to show float16's effects on a CPU.")] = False,
     allow: Annotated[list[str] | None, option("Run this operator in the small type. Repeatable.", metavar="OP")] = None,
-    deny: Annotated[list[str] | None, option("Never run this operator in it. Repeatable.", metavar="OP")] = None,
+    deny: Annotated[
+        list[str] | None, option("Never run this operator in the small type. Repeatable.", metavar="OP")
+    ] = None,
     keep: Annotated[list[str] | None, option("Keep this node in float32. Repeatable.", metavar="NODE")] = None,
     lists: Annotated[Path | None, option("Lists of operators.", metavar="FILE.json")] = None,
     loss_scale: options.AlsoScale = None,

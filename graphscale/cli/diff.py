@@ -1,4 +1,4 @@
-"""graphscale diff: what changed from one model to another."""
+"""graphscale diff: the differences between two models."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _INTERVAL = 10.0  # seconds between two lines elsewhere
 
 
 class Display:
-    """A display of the stage that was reported last.
+    """A display of the last reported stage.
 
     It is shown from the first report on, and hidden before results are printed. The next report shows it again.
 
@@ -47,7 +47,7 @@ class Display:
         self.is_silent = False
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Take a stage, its parts that are done, and their number; 0 for one without parts."""
+        """Report a stage, the number of its finished parts, and their total; 0 for a stage without parts."""
         self._stage, self._done, self._total = printable(stage), done, total
         if self._end is None and not self.is_silent:
             self._end = threading.Event()
@@ -114,7 +114,7 @@ def hide() -> None:
 
 
 def silence() -> None:
-    """Show nothing any more, as a process that another one speaks for."""
+    """Show no more progress, for a process with another one as its speaker."""
     if (display := _current.get()) is not None:
         display.hide()
         display.is_silent = True

@@ -1,4 +1,4 @@
-"""graphscale export-weights: trained weights back into an inference model or a checkpoint."""
+"""graphscale export-weights: write trained weights into an inference model or a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ def export_weights(
     ],
     destination: Annotated[
         Path,
-        argument(
-            "The model, or the checkpoint, whose weights of the same names get replaced.", metavar="INFERENCE_MODEL"
-        ),
+        argument("The model or checkpoint to fill, by the names of weights.", metavar="INFERENCE_MODEL"),
     ],
-    output: Annotated[Path, output_path("The model, or the checkpoint, with them.")],
-    partial: Annotated[bool, option("Keep weights that the source does not have, instead of refusing.")] = False,
+    output: Annotated[Path, output_path("The model or checkpoint with the trained weights.")],
+    partial: Annotated[bool, option("Keep weights that the source lacks.")] = False,
 ) -> None:
-    """Write trained weights into an inference model or a checkpoint, by name. Neither file given is changed.
+    """Write trained weights into an inference model or a checkpoint, by name. The given files are not changed.
 
     Examples:
         graphscale export-weights fused.onnx artifacts/eval_model.onnx -o trained.onnx

@@ -1,7 +1,6 @@
 """Help texts: a command's arguments and options in two columns, by panel, then its examples.
 
-They are read off the function of the command, as typer reads them, so that the page of the docs is made of the same
-texts.
+They are read from the function of the command, as typer does, so that the page of the docs has the same texts.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Parameter:
     """An argument or an option of a command.
 
     Attributes:
-        names: those of an option, the longest last; that of an argument.
+        names: the names of an option, the longest last; the name of an argument.
         metavar: the value of an option in a usage line; empty for a flag and an argument.
         help: its meaning, and its default.
         panel: the title of its group.
-        is_argument: it is an argument.
-        required: it has no default.
+        is_argument: True for an argument.
+        required: True for a parameter without a default.
     """
 
     names: tuple[str, ...]
@@ -72,7 +71,7 @@ def parameters_of(function: Callable[..., Any]) -> Iterator[Parameter]:
 
 
 def _option_names(name: str, info: OptionInfo) -> tuple[str, ...]:
-    # In an annotation, the first name that is declared stands where a default would.
+    # In an annotation, the first declared name has the place of a default.
     declared = [option for option in (info.default, *(info.param_decls or ())) if isinstance(option, str)]
     return tuple(sorted({*declared} or ["--" + name.replace("_", "-")], key=len))
 

@@ -39,7 +39,7 @@ def inspect(
     roles_out: Annotated[
         Path | None, _output("Write the roles, to correct and pass to --roles.", metavar="FILE.json")
     ] = None,
-    check_gradients: Annotated[bool, option("Hold each gradient against differences of the loss.")] = False,
+    check_gradients: Annotated[bool, option("Compare each gradient with differences of the loss.")] = False,
     feeds: options.Feeds = None,
     seed: options.RandomSeed = 0,
     dim: options.Dim = None,

@@ -32,7 +32,7 @@ class Extra:
 
     Attributes:
         installed: `{distribution: version}` of those that it requires.
-        missing: the requirements that nothing installed meets.
+        missing: the unmet requirements.
     """
 
     installed: dict[str, str]
@@ -69,7 +69,7 @@ class Installation:
             that starts, and for those other than CPU and CUDA, which are not tried.
         extras: by name.
         targets: by name.
-        problems: the faults that make the installation a broken one.
+        problems: the faults of a broken installation.
         advice: `{purpose: command}` for problems, extras that are missing, and the runtime where there is none.
     """
 

@@ -1,4 +1,4 @@
-"""graphscale lint: look for mistakes in the loss scaling of a training graph."""
+"""graphscale lint: find mistakes in the loss scaling of a training graph."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def lint(
     model: ModelPath,
     scale: Annotated[str | None, option("The loss scale in the graph. Default: found.", metavar="NAME")] = None,
     select: Annotated[
-        list[str] | None, option("Report this code alone (GS201), or these (GS2). Repeatable.", metavar="CODE")
+        list[str] | None, option("Report only this code (GS201), or a group (GS2). Repeatable.", metavar="CODE")
     ] = None,
     ignore: Annotated[list[str] | None, option("Do not report this code. Repeatable.", metavar="CODE")] = None,
     sarif: Annotated[
         Path | None, option("Write the findings in SARIF 2.1.0.", metavar="FILE", rich_help_panel="Output")
     ] = None,
 ) -> int:
-    """Look for mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
+    """Find mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
 
     Of a folder of artifacts, the models for training are checked. Exit code 1 if there is an error or a warning.
 

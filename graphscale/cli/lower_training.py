@@ -15,9 +15,9 @@ def lower_training(
     model: ModelPath,
     output: Annotated[Path, output_path("The lowered graph.")],
 ) -> None:
-    """Replace the operators that only training builds of ONNX Runtime have by standard ones: any build runs the result.
+    """Replace the operators of ONNX Runtime's training builds by standard ones, for any build.
 
-    `graphscale scale` takes the result as it takes MODEL.
+    `graphscale scale` accepts the result as well as MODEL.
 
     Examples:
         graphscale lower-training original.onnx -o standard.onnx

@@ -106,17 +106,15 @@ Loss = Annotated[str | None, _roles("The loss.", metavar="NAME")]
 SeedEdge = Annotated[str | None, _roles("The input of a node where the scale enters.", metavar="NODE:INDEX")]
 Gradient = Annotated[list[str] | None, _roles("A value that is a gradient. Repeatable.", metavar="NAME")]
 Update = Annotated[list[str] | None, _roles("Output OUT is the next value of input IN. Repeatable.", metavar="OUT=IN")]
-RolesFile = Annotated[
-    Path | None, _roles("The roles of outputs, as inspect --roles-out writes them.", metavar="FILE.json")
-]
+RolesFile = Annotated[Path | None, _roles("The roles of outputs, from inspect --roles-out.", metavar="FILE.json")]
 EachNode = Annotated[
     bool, option("With --html: draw each node, however large the drawing becomes.", rich_help_panel="Output")
 ]
 Keep = Annotated[list[str] | None, _roles("This state advances on skipped steps, too. Repeatable.", metavar="OUT")]
-ForceRoles = Annotated[bool, _roles("Take named roles even where the graph contradicts them.")]
+ForceRoles = Annotated[bool, _roles("Accept named roles even against the graph.")]
 Dim = Annotated[list[str] | None, option("The size of a symbolic axis. Repeatable.", metavar="NAME=SIZE")]
 Feeds = Annotated[Path | None, option("Arrays for inputs, by name. Default: random ones.", metavar="FILE.npz")]
-RandomSeed = Annotated[int, option("The seed of what is drawn at random.", min=0)]
+RandomSeed = Annotated[int, option("The random seed.", min=0)]
 Provider = Annotated[
     list[str] | None,
     option(
@@ -127,14 +125,14 @@ Provider = Annotated[
 ]
 Dtype = Annotated[str, option("float16 or bfloat16.", choices=_DTYPES, metavar="TYPE")]
 DtypeBefore = Annotated[
-    str | None, option("Put it into mixed precision first: float16 or bfloat16.", choices=_DTYPES, metavar="TYPE")
+    str | None, option("Use mixed precision first: float16 or bfloat16.", choices=_DTYPES, metavar="TYPE")
 ]
 LossScaleOption = Annotated[str, _policy(LOSS_SCALE, choices=("dynamic", *presets.NAMES), metavar="SCALE")]
 AlsoScale = Annotated[
     str | None, _policy(f"Scale the result, too: {LOSS_SCALE}", choices=("dynamic", *presets.NAMES), metavar="SCALE")
 ]
-InitialLossScale = Annotated[float | None, _policy("The dynamic scale at the beginning. Default: 32768.")]
-IncrementPeriod = Annotated[int | None, _policy("Good steps before it grows. Default: 2000.")]
+InitialLossScale = Annotated[float | None, _policy("The first dynamic scale. Default: 32768.")]
+IncrementPeriod = Annotated[int | None, _policy("Good steps before a growth. Default: 2000.")]
 Multiplier = Annotated[float | None, _policy("The factor of growth and decrease. Default: 2.")]
 Target = Annotated[
     str | None,
@@ -148,7 +146,7 @@ Force = Annotated[bool, _output("Replace an output that is read, or that graphsc
 DryRun = Annotated[bool, _output("Write nothing.")]
 _general = functools.partial(option, rich_help_panel=GENERAL)
 Quiet = Annotated[bool, _general("Print nothing but errors.", "-q", "--quiet")]
-Verbose = Annotated[bool, _general("Print all there is to say.", "-v", "--verbose")]
+Verbose = Annotated[bool, _general("Print all details.", "-v", "--verbose")]
 Json = Annotated[bool, _general("Print one JSON object instead of text.", "--json")]
 
 
@@ -166,7 +164,7 @@ def is_folder(
     Args:
         model: a file or a folder.
         output: the path to write.
-        dry_run: nothing is to be written: an output is not needed.
+        dry_run: True for no output file.
         graph_options: the options that go with a single graph alone, by name.
         marked: the written model will name its writer.
 
@@ -191,7 +189,7 @@ def refuse_with_folder(folder: Path, graph_options: Mapping[str, object]) -> Non
     """Refuse options that go with a single graph alone, by name.
 
     Raises:
-        BadParameter: one is given.
+        BadParameter: such an option is given.
     """
     for name, value in graph_options.items():
         if value:
@@ -257,7 +255,7 @@ def read_roles(path: Path | None) -> Answers | None:
     """Read a roles file.
 
     Raises:
-        RolesError: it cannot be read, or has another form.
+        RolesError: the file cannot be read, or has another form.
     """
     if path is None:
         return None
@@ -275,8 +273,8 @@ def parse_loss_scale(
     Args:
         text: "dynamic", a number, the name of a preset, or the path of a JSON file with
             `{"class_name": ..., "config": {...}}`.
-        initial: the scale at the beginning.
-        increment_period: good steps before it grows.
+        initial: the first scale.
+        increment_period: good steps before a growth.
         multiplier: the factor of growth and decrease.
 
     Raises:

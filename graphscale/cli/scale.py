@@ -49,7 +49,7 @@ def scale(
     telemetry_every: Annotated[
         int | None, _telemetry("Measure the gradients every N-th step. Default: 100.", metavar="N")
     ] = None,
-    no_lower: Annotated[bool, _output("Of a folder: leave the models plain, which costs more on a CPU.")] = False,
+    no_lower: Annotated[bool, _output("For a folder: leave the models plain, at a higher cost on a CPU.")] = False,
     target: options.Target = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,

@@ -1,4 +1,4 @@
-"""Reports in the terminal: texts, tables, JSON. All that is printed goes through here, and is escaped."""
+"""Reports in the terminal: texts, tables, JSON. This module prints all texts, and escapes them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def printing(amount: Amount, stdout_is_taken: bool = False) -> Iterator[None]:
 
 
 def is_verbose() -> bool:
-    """Return whether all that there is to say is printed."""
+    """Return whether all details are printed."""
     return _amount is Amount.VERBOSE
 
 
@@ -118,7 +118,7 @@ class EscapedTable(Table):
 
 
 class _Terminal(Console):
-    """A terminal on which progress is hidden before something is printed."""
+    """A terminal that hides progress before it prints."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         display.hide()

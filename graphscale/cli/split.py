@@ -21,7 +21,7 @@ def split(
         ),
     ],
     bucket_size: Annotated[
-        str, option("The most that a bucket holds: bytes, or like 25MiB.", metavar="SIZE")
+        str, option("The largest size of a bucket: bytes, or like 25MiB.", metavar="SIZE")
     ] = BUCKET_SIZE,
     stages: Annotated[
         int, option("Models for the first half: one's buckets are reduced while the next runs.", metavar="N")

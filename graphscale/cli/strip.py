@@ -13,7 +13,7 @@ __all__ = ["strip"]
 
 def strip(
     scaled: Annotated[Path, argument("A graph that scale or autocast wrote, or a folder.")],
-    output: Annotated[Path, output_path("The graph or folder as it was.")],
+    output: Annotated[Path, output_path("The original graph or folder.")],
     force: Force = False,
 ) -> None:
     """Remove the loss scale and mixed precision: nodes, order, names, types and metadata are the original's.

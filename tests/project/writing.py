@@ -17,6 +17,7 @@ PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", 
 LONGEST_SENTENCE = 50  # words
 LONG = "long sentence"
 
+_HELP = ("option", "argument", "output_path")  # functions of the command line that take a help text
 _FENCES = re.compile(r"^```.*?^```|^<!--.*?-->$|^ {4,}.*$|^\|.*\|$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"``.+?``|`[^`\n]+`")
 _LINKS = re.compile(r"\]\([^)]*\)|<[^>\n]+>|https?://\S+")
@@ -220,7 +221,7 @@ def _texts_of_module(path: Path) -> tuple[Text, ...]:
             name = getattr(node, "name", "module")
             found.append(Text("docstring", f"{place}:{name}", _CODE.sub("`code`", _examples_cut(text))))
         elif place.startswith("graphscale/") and (
-            isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg == "help")
+            isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in _HELP)
         ):
             found.append(Text("message", f"{place}:{node.lineno}", " ".join(_strings(node))))
     comments = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
