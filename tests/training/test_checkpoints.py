@@ -152,7 +152,10 @@ def test_a_run_that_another_one_has_overtaken_writes_nothing(resume: bool, tmp_p
     late = Run(chosen)
     train(chosen, stop_after=4)
     before = {path: path.read_bytes() for path in checkpoints(chosen.checkpoint_dir)}
-    with pytest.raises(TrainingError, match=r"another run has written checkpoints to .* as this one"), late.opened():
+    with (
+        pytest.raises(TrainingError, match=r"another run has written checkpoints to .* while this one started"),
+        late.opened(),
+    ):
         raise AssertionError("it is open")
     assert {path: path.read_bytes() for path in checkpoints(chosen.checkpoint_dir)} == before
 

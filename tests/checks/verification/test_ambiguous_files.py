@@ -240,9 +240,9 @@ def _rename_key(key: str, text: str) -> Callable[[onnx.ModelProto], None]:
         ("state", '{"fc1.bias": "fc2.bias.next", OLD}', "graphscale.state: it has 'fc1.bias' twice"),
         ("policy", '{"config": {}, OLD}', "graphscale.policy: it has 'config' twice"),
         ("names", "", "graphscale.names: Expecting value"),
-        ("version", "", "graphscale.version is not what"),
-        ("version", "9 or \x1b[31m", "graphscale.version is not what"),
-        ("target", "", "graphscale.target is not what"),
+        ("version", "", "graphscale.version has another form"),
+        ("version", "9 or \x1b[31m", "graphscale.version has another form"),
+        ("target", "", "graphscale.target has another form"),
     ],
 )
 def test_ambiguous_metadata_are_refused_by_the_name_of_the_property(key: str, text: str, words: str) -> None:

@@ -109,5 +109,5 @@ def test_bad_arguments() -> None:
     for bad in ({"runs": -1}, {"tolerance": -0.1}, {"tolerance": float("nan")}, {"providers": ["GPUProvider"]}):
         with pytest.raises(gs.GraphscaleError):
             gs.verify(model, gs.scale(model), **bad)
-    with pytest.raises(gs.GraphscaleError, match=r"^--seed-edge nope:0: expected NODE:INDEX"):
+    with pytest.raises(gs.GraphscaleError, match=r"^--seed-edge nope:0: there is no node"):
         gs.verify(model, gs.scale(model), place="nope:0")

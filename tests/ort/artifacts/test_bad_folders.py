@@ -139,7 +139,11 @@ CASES: dict[str, tuple[Callable[[Path], object], type[errors.GraphscaleError], t
     "frozen-only": (freeze(*WEIGHTS), File, (TRAINING, "no trainable parameter")),
     "no-accumulators": (changed_graph(TRAINING, gradients_as_outputs), Gradient, ("'fc1.weight'", "accumulate")),
     "one-missing": (changed_graph(TRAINING, one_gradient_not_accumulated), Gradient, ("'fc1.bias'", "accumulate")),
-    "beside": (changed_graph(TRAINING, show_gradient), Gradient, ("the gradient 'd_input'", "remove the output")),
+    "beside": (
+        changed_graph(TRAINING, show_gradient),
+        Gradient,
+        ("the gradient 'd_input'", "remove it from the outputs"),
+    ),
     "no-gradient": (changed_graph(TRAINING, constant_gradient), Gradient, ("'fc1.bias'", "traced to the loss")),
     "no-reset": (changed_graph(TRAINING, without_lazy_reset), Gradient, ("lazy_reset_grad",)),
     "lamb": (changed_graph(OPTIMIZER, other_optimizer), Unsupported, (OPTIMIZER, "SGDOptimizerV2", "LambOptimizer")),
