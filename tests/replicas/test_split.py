@@ -80,7 +80,7 @@ def test_a_session_on_the_first_half_says_that_it_carries_no_loss_scale() -> Non
     with gs.Session(parts.gradients[0]) as session:
         assert "current_loss_scale" in session.inputs
         for told in ("loss_scale", "good_steps"):
-            with pytest.raises(SessionError, match="is no state of this model, which is fed it"):
+            with pytest.raises(SessionError, match="is fed to this model, and is none of its states"):
                 getattr(session, told)
 
 
@@ -180,7 +180,7 @@ def test_files_say_what_they_are(tmp_path: Path) -> None:
         gs.scale(tmp_path / "g.onnx")
     with pytest.raises(ModelFileError, match="nothing to strip"):
         gs.strip(tmp_path / "u.onnx")
-    with pytest.raises(SplitError, match="one half of a step"):
+    with pytest.raises(SplitError, match="one half of a split step"):
         gs.split(tmp_path / "u.onnx")
 
 

@@ -256,7 +256,7 @@ CLIPPED = FOLDERS / "digits_adamw_clip"
 
 
 def test_the_table_and_the_folder(tmp_path: Path) -> None:
-    printed = succeed(tmp_path, "scale", CLIPPED, "-o", "out")
+    printed = succeed(tmp_path, "scale", CLIPPED, "-o", "out", "-v")
     assert printed.startswith(f"{CLIPPED} scaled -> out\n")
     assert cell(printed, "coverage") == "100 % (5 of 5 backward contractions)"
     assert cell(printed, "target") == "ort-training"

@@ -131,7 +131,7 @@ def test_weights_that_are_kept() -> None:
 
 
 def test_fuse(tmp_path: Path) -> None:
-    printed = succeed(tmp_path, "fuse", FOLDERS / "digits_adamw", "-o", "step.onnx")
+    printed = succeed(tmp_path, "fuse", FOLDERS / "digits_adamw", "-o", "step.onnx", "-v")
     assert "fc1.weight -> fc1.weight.next" in printed and "100 %" in printed
     expected = fuse(FOLDERS / "digits_adamw")
     expected.save(tmp_path / "expected.onnx")
