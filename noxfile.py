@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -115,15 +115,28 @@ def tensorflow(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def examples(session: nox.Session) -> None:
-    """Train in Python, C++ and Node without graphscale. Needs g++, apt and npm, which are no packages of Python."""
-    session.install(".[ort]", "hypothesis", "pytest", "scikit-learn")
+    """Train in Python, C++, Node and Chromium without graphscale. Needs g++, apt, npm and Chromium."""
+    session.install(".[ort,browser]", "hypothesis", "pytest", "scikit-learn")
     folder = Path(session.create_tmp()).absolute()
-    shutil.copy("examples/node/package.json", folder)
+    packages = [
+        f"{name}@{release}"
+        for host in ("node", "browser")
+        for name, release in json.loads(Path("examples", host, "package.json").read_text())["dependencies"].items()
+    ]
     npm = ("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={folder}")
-    session.run_install(*npm, external=True)
+    session.run_install(*npm, *packages, external=True)
     session.run_install("examples/cpp/get_headers.sh", str(folder / "headers"), external=True)
     files = {"NODE_MODULES": str(folder / "node_modules"), "ONNXRUNTIME_HEADERS": str(folder / "headers")}
-    session.run(*PYTEST, "--durations=5", "-m", "", "tests/examples/test_hosts.py", *session.posargs, env=files)
+    session.run(
+        *PYTEST,
+        "--durations=5",
+        "-m",
+        "",
+        "tests/examples/test_hosts.py",
+        "tests/examples/test_browser_training.py",
+        *session.posargs,
+        env=files,
+    )
 
 
 @nox.session(tags=["ci"])
