@@ -46,8 +46,8 @@ def index() -> str:
         "```",
         "",
         "The exit code is 0 without findings, or with notes alone; 1 with an error or a warning; 2 if the "
-        "file is no model, or an inference graph. `--json` prints the findings as data, `--sarif FILE` writes them for "
-        "a CI system, "
+        "file is no model, or an inference graph. `--json` prints the findings as data, "
+        "`--sarif FILE` writes them for a CI system, "
         "`--select GS3` and `--ignore GS606` choose codes by their first characters. In a graph scaled by hand, lint "
         "recognizes the loss scale by its effect; `--scale NAME` names it.",
         "",

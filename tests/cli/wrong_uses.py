@@ -120,7 +120,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train step.onnx --data data.npz --state state.npz --learning-rate 1": ("no input for it", "--learning-rate-input"),
     "train step.onnx --data data.npz --state state.npz --schedule linear": ("--schedule goes with --learning-rate",),
     "train step.onnx --data data.npz --state state.npz --resume": ("--resume goes with --checkpoint-dir",),
-    "train step.onnx --data data.npz --state state.npz --checkpoint-dir kept": ("go on with it with --resume",),
+    "train step.onnx --data data.npz --state state.npz --checkpoint-dir kept": ("continue it with --resume",),
     # Command lines.
     "scale original.onnx": ("name the file to write with -o", "--dry-run"),
     "scale original.onnx o.onnx": ("too many arguments: o.onnx", "behind -o"),
