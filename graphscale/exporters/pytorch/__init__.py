@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,9 @@ def export_step(
     require("pytorch", *_MODULES)
     from graphscale.exporters.pytorch.exporting import export
 
-    return export(module, example_batch, loss, optimizer, path, clip_norm, dynamic_batch, masters)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration")  # of builds for CPUs, wherever oneDNN is left out
+        return export(module, example_batch, loss, optimizer, path, clip_norm, dynamic_batch, masters)
 
 
 def load_weights(

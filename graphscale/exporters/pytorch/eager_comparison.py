@@ -155,7 +155,7 @@ class _EagerLoop:
             loss.reshape(()).backward()
         if not torch.isfinite(loss).all():
             raise ExportError(f"the loss is {float(loss):g} on the example batch; pass a batch with a finite loss")
-        errors.add("loss", LOSS, results[LOSS], loss.reshape(()), max(abs(float(loss)), 1e-3))
+        errors.add("loss", LOSS, results[LOSS], loss.reshape(()), max(abs(float(loss.detach())), 1e-3))
         for name in step.metrics:
             errors.add("metrics", name, results[name], torch.as_tensor(metrics[name]))
         self._compare_gradients(tensors, state, results, module_before, errors)
