@@ -154,7 +154,8 @@ def test_node(folder: Path, expected: tuple[Arrays, list[float], list[float]]) -
 def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All shell commands of the page, in order, but for those that install what is here already."""
     page = (ROOT / "docs" / "start" / "deploy.md").read_text("utf-8")
-    blocks = re.findall(r"^<!-- not run: tests/examples/test_hosts[^\n]+\n```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block = r"^<!-- not run: tests/examples/test_hosts[^\n]+\n```bash\n(.*?)^```"
+    blocks = re.findall(block, page, re.MULTILINE | re.DOTALL)
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("node_modules", "site"))
     (tmp_path / "examples" / "node" / "node_modules").symlink_to(NODE_MODULES.absolute())
     (tmp_path / "onnxruntime" / "lib").mkdir(parents=True)
