@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphscale.errors import printable
 from graphscale.process.streams import tell
 
 __all__ = ["replace_old_names"]
@@ -31,7 +32,8 @@ def replace_old_names(words: Sequence[str]) -> list[str]:
         else:
             replaced += _renamed(names[old], value)
             if not {"-q", "--quiet"} & {*words}:
-                tell(f"hint: the option {old} is called {names[old]} now: {' '.join(_renamed(names[old], value))}")
+                shown = printable(" ".join(_renamed(names[old], value)))
+                tell(f"hint: the option {old} is called {names[old]} now: {shown}")
     return replaced
 
 

@@ -151,9 +151,15 @@ OPTIONS = [
     graph(
         "gradient-is-forward", step, Gradient, ("--gradient h", "'loss' depends on this value"), {"gradients": ["h"]}
     ),
-    graph("seed-no-node", step, Seed, ("--seed-edge nope:0", "NODE:INDEX"), {"seed": "nope:0"}),
+    graph("seed-no-node", step, Seed, ("--seed-edge nope:0", "there is no node 'nope'"), {"seed": "nope:0"}),
     graph("seed-no-index", bad.named_seed, Seed, ("--seed-edge seed", "NODE:INDEX"), {"seed": "seed"}),
-    graph("seed-index-high", bad.named_seed, Seed, ("--seed-edge seed:2", "NODE:INDEX"), {"seed": "seed:2"}),
+    graph(
+        "seed-index-high",
+        bad.named_seed,
+        Seed,
+        ("--seed-edge seed:2", "has 2 inputs, counted from 0"),
+        {"seed": "seed:2"},
+    ),
     graph("seed-index-word", bad.named_seed, Seed, ("--seed-edge seed:²", "NODE:INDEX"), {"seed": "seed:²"}),
     graph("seed-unnamed-node", step, Seed, ("--seed-edge :1", "NODE:INDEX"), {"seed": ":1"}),
     graph("scale-below-one", step, Scale, ("at least 1", "0.5"), {"loss_scale": 0.5}),
