@@ -24,15 +24,15 @@ from graphscale.demo.digits import initial_state, read_step, split
 
 HERE = Path(__file__).resolve().parent
 PAGE = ("index.html", "style.css", "main.js", "training.js", "chart.js", "digits.js")
-LIBRARY = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 POLICY = gs.DynamicLossScale(2**10, increment_period=40)
 BATCH, LEARNING_RATE, SEED = 64, 0.005, 1
 
 
-def prepare(site: Path, library: Path) -> None:
-    """Write the whole site into a folder; `library` is the folder dist/ of onnxruntime-web."""
+def prepare(site: Path, runtime: Path) -> None:
+    """Write the whole site into a folder; `runtime` is the folder dist/ of onnxruntime-web."""
     site.mkdir(parents=True, exist_ok=True)
-    for source in [*(HERE / name for name in PAGE), *(library / name for name in LIBRARY)]:
+    for source in [*(HERE / name for name in PAGE), *(runtime / name for name in RUNTIME)]:
         shutil.copy(source, site)
     rng = np.random.default_rng(SEED)
     train, held_out = split(rng)
@@ -81,6 +81,6 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> list[dict[str, 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--site", type=Path, default=HERE / "site")
-    parser.add_argument("--library", type=Path, default=HERE / "node_modules" / "onnxruntime-web" / "dist")
+    parser.add_argument("--runtime", type=Path, default=HERE / "node_modules" / "onnxruntime-web" / "dist")
     arguments = parser.parse_args()
-    prepare(arguments.site, arguments.library)
+    prepare(arguments.site, arguments.runtime)

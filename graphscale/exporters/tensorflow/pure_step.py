@@ -129,7 +129,9 @@ def _without_variables(graph: Any, variables: Mapping[str, Any]) -> tuple[Any, d
     The nodes of a traced graph stand in the order of the program: a value is read as the node before left it.
     """
     traced = graph.as_graph_def()
-    made = type(traced)(versions=traced.versions, library=traced.library)
+    made = type(traced)()
+    made.CopyFrom(traced)
+    made.ClearField("node")
     current = {holder: holder for holder in variables}
     for node in traced.node:
         # The order of reads and writes is in the values now.
