@@ -8,7 +8,8 @@ import functools
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,7 @@ class Rule:
     advice: str
     bad: str
     good: str
-    kinds: tuple[str, ...] = ("docstring", "comment", "message", "page")
+    kinds: Sequence[str] = ("docstring", "comment", "message", "page")
     under: str = ""
 
     def covers(self, text: Text) -> bool:
@@ -72,114 +73,8 @@ class Rule:
         return re.search(self.pattern, sentence)
 
 
-RULES = (
-    Rule(
-        "clause as subject",
-        r"^(What|Whatever|Whoever)\b(?! is (?:a|the)\b[^.]*\?$)[^?]*$",
-        "name the subject",
-        "What is left over must be a piece that a pass inserted.",
-        "Every remaining node must be a piece that a pass inserted.",
-    ),
-    Rule(
-        "clause as parameter",
-        r"^\w+: (what|how many|how often|how much|how|which|where|when)\b",
-        "a noun: the name, the number, the place",
-        "steps: how many.",
-        "steps: number of steps.",
-        kinds=("docstring",),
-    ),
-    Rule("shall", r"\b[Ss]hall\b", "must, or will", "The scale shall fall.", "The scale must fall."),
-    Rule("likewise", r"\b[Ll]ikewise\b", "so, too", "Moments likewise.", "Moments, too."),
-    Rule("of which", r"\bof which\b", "a second sentence", "A step of which a part runs.", "A part of a step runs."),
-    Rule(
-        "as it is",
-        r"\bas (it is|they are)\b(?=$|[.,;:)])",
-        "unchanged",
-        "The rest stays as it is.",
-        "The rest is unchanged.",
-    ),
-    Rule("as it was", r"\bas (it|they) (was|were)\b", "unchanged", "The file is as it was.", "The file is unchanged."),
-    Rule(
-        "told",
-        r"\b(is|are|was|be) told\b",
-        "known from, reported, named",
-        "It is told by its type.",
-        "Its type shows it.",
-    ),
-    Rule(
-        "takes for",
-        r"\b[Tt]ak(es?|en|ing) (\w+ ){1,4}for (a|an|the)\b",
-        "mistakes, treats as",
-        "It takes it for a loss.",
-        "It treats it as a loss.",
-    ),
-    Rule("by the clock", r"\bby the clock\b", "in wall time", "Ten times by the clock.", "Ten times the wall time."),
-    Rule("says of", r"\b(say|says|said) of\b", "states about", "The file says of its roles.", "The roles in the file."),
-    Rule(
-        "clause as object",
-        r"\b(of|from|for|with|by|to|in|on|at|as|than|into|behind|and|or|but|not|[Rr]eturn|[Cc]ompute|[Ff]ind) what\b",
-        "name the object",
-        "Return what the policy counts.",
-        "Return the counts of the policy.",
-        kinds=("docstring", "comment", "message"),
-        under="graphscale/",
-    ),
-    Rule(
-        "hold against",
-        r"\b([Hh]eld|[Hh]old(s|ing)?) (?!even\b)(\w+ ){0,3}against\b",
-        "compare with",
-        "Hold the file against its original.",
-        "Compare the file with its original.",
-    ),
-    Rule(
-        "looked at",
-        r"\b(is|are|was|were|be) looked (at|into|through)\b",
-        "is read, is checked",
-        "Each node is looked at.",
-        "Each node is checked.",
-    ),
-    Rule("way round", r"\bother way round\b", "the reverse", "back: the other way round.", "back: the inverse."),
-    Rule(
-        "wants",
-        r"\b([Ii]t|which|that) wants?\b",
-        "needs, expects",
-        "It wants to know the scale.",
-        "It needs the scale.",
-    ),
-    Rule("for ever", r"\bfor ever\b", "forever", "They wait for ever.", "They wait forever."),
-    Rule("nobody", r"\b[Nn]obody\b", "name it, or use the passive", "Nobody reads it.", "It has no readers."),
-    Rule(
-        "one a",
-        r"\b(one|two|three) a (file|module|line|place|row|step)\b",
-        "per",
-        "A pass, one a file.",
-        "One per file.",
-    ),
-    Rule("that which", r"\b[Tt]hat which\b", "a noun", "That which remains.", "The remaining nodes."),
-    Rule(
-        "doubled word",
-        r"(?<!-)\b(?!that\b|had\b|long\b|graphscale\b)([a-z]{2,}) \1\b",
-        "once",
-        "Divide the the gradient.",
-        "Divide the gradient.",
-    ),
-    Rule("it's", r"\bit's\b", "it is, or its", "it's state", "its state"),
-    Rule("curly quotes", "[\u2018\u2019\u201c\u201d]", "straight quotes", "\u201ca\u201d", '"a"'),
-    Rule(
-        "two spellings",
-        r"\b([Bb]ehavior|[Nn]ormalis|[Oo]ptimis(?!t)|[Ii]nitialis|[Rr]ecognis|[Ss]erialis|[Nn]eighbor|[Ff]avor|[Aa]nalyz|[Ll]abeled|artefact)",
-        "the spelling of the other pages: behaviour, normalize, optimize, initialize, recognize, neighbour, analyse",
-        "Normalise the optimised behavior.",
-        "Normalize the optimized behaviour.",
-    ),
-    Rule(
-        "another word of the glossary",
-        r"(?i)\b(upstream gradient|adjoint|descal\w+|overflow check|finite(ness)? test|persistent state)s?\b",
-        "cotangent, unscale, finite check, carried state, next value",
-        "The upstream gradient is descaled.",
-        "The cotangent is unscaled.",
-    ),
-)
+_TABLE = tomllib.loads(Path(__file__).with_name("writing_rules.toml").read_text(encoding="utf-8"))["rule"]
+RULES = tuple(Rule(**row) for row in _TABLE)
 
 # A text may break a rule here: (place, rule), and the reason.
 EXCEPTIONS: dict[tuple[str, str], str] = {
