@@ -105,7 +105,7 @@ def by_hand(path: Path) -> None:
     ("damage", "message"),
     [
         (damage_truncate, "damaged, truncated, or no safetensors file"),
-        (damage_text, "damaged, truncated, or no safetensors file"),
+        (damage_text, "is no safetensors file: it seems to be text"),
         (foreign, "no state file"),
         (by_hand, "graphscale train has not written it"),
     ],
