@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable, Iterator, MutableSequence
@@ -64,8 +65,9 @@ def spoil_model(model: onnx.ModelProto, choices: random.Random) -> None:
         renamed = {text: hostile(choices) + text for text in chosen}
         rewrite_texts(model, lambda text: renamed.get(text, text))
         for item in model.metadata_props:
-            if item.key.startswith("graphscale.") and item.value[:1] in "{[":
-                item.value = json.dumps(_renamed(json.loads(item.value), renamed))
+            if item.key.startswith("graphscale."):
+                with contextlib.suppress(ValueError):  # a plain text, perhaps a hostile one
+                    item.value = json.dumps(_renamed(json.loads(item.value), renamed))
     else:
         for holder, field in choices.sample(found, min(len(found), choices.choice((1, 3, 20)))):
             text = hostile(choices)

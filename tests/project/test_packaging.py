@@ -87,6 +87,7 @@ def test_the_metadata(metadata: Message) -> None:
         "numpy",
         "onnx",
         "onnx-ir",
+        "packaging",
         "rich",
         "safetensors",
         "typer",
