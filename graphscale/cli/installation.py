@@ -7,20 +7,18 @@ import importlib
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 import graphscale
 from graphscale.errors import SessionError, one_line
+from graphscale.process.extras import RUNTIME, requirements_of
 from graphscale.targets import MIN_IR_VERSION, MIN_OPSET, TARGETS, Target, release_of
 
 __all__ = ["Extra", "Installation", "Runs", "examine"]
 
-_RUNTIME = "onnxruntime"
 _CUDA = "CUDAExecutionProvider"
 # Extras of developers, and the two that are runtimes.
 _OTHER_EXTRAS = {"test", "docs", "lint", "dev", "browser", "runtime", "ort", "training"}
@@ -99,7 +97,7 @@ def examine() -> Installation:
         executable=sys.executable,
         platform=f"{platform.system()} {platform.machine()}",
     )
-    names = sorted({*metadata.packages_distributions().get(_RUNTIME, ())})
+    names = sorted({*metadata.packages_distributions().get(RUNTIME, ())})
     found.runtimes = {name: metadata.version(name) for name in names}
     _try_runtime(found)
     _add_extras(found)
@@ -115,11 +113,11 @@ def _try_runtime(found: Installation) -> None:
     if len(found.runtimes) > 1:
         names = [*found.runtimes]
         found.problems.append(f"{' and '.join(names)} are installed over each other: they share one import name")
-        kept = next((name for name in reversed(names) if name != _RUNTIME), names[0])
+        kept = next((name for name in reversed(names) if name != RUNTIME), names[0])
         uninstall = shlex.join([sys.executable, "-m", "pip", "uninstall", "-y", *names])
         found.advice["one runtime alone"] = f"{uninstall} && {_install(_pinned({kept: found.runtimes[kept]}))}"
     try:
-        runtime = importlib.import_module(_RUNTIME)
+        runtime = importlib.import_module(RUNTIME)
         found.providers = dict.fromkeys(runtime.get_available_providers(), "")
         _run_node(runtime, "CPUExecutionProvider")
         if _CUDA in found.providers:
@@ -128,7 +126,7 @@ def _try_runtime(found: Installation) -> None:
             except SessionError as error:
                 found.providers[_CUDA] = one_line(error)
     except Exception as error:  # whatever a damaged package raises
-        found.problems.append(f"{_RUNTIME} cannot be used: {one_line(error)}")
+        found.problems.append(f"{RUNTIME} cannot be used: {one_line(error)}")
         found.advice.setdefault("the runtime again", _install(_pinned(found.runtimes), "--force-reinstall"))
 
 
@@ -173,7 +171,7 @@ def _add_extras(found: Installation) -> None:
 
 def _examine_extra(name: str) -> Extra:
     installed, missing = dict[str, str](), list[str]()
-    for requirement in _requirements(name):
+    for requirement in requirements_of(name):
         try:
             number = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
@@ -183,17 +181,6 @@ def _examine_extra(name: str) -> Extra:
         else:
             missing.append(f"{requirement.name}{requirement.specifier}")
     return Extra(installed, missing)
-
-
-def _requirements(extra: str) -> Iterator[Requirement]:
-    """Yield the requirements that an extra adds on this machine, but no runtime; without one, those of graphscale."""
-    for text in metadata.requires("graphscale") or ():
-        requirement = Requirement(text)
-        always, now = (
-            requirement.marker is None or requirement.marker.evaluate({"extra": name}) for name in ("", extra)
-        )
-        if now and not (always and extra) and not requirement.name.startswith(_RUNTIME):
-            yield requirement
 
 
 def _support(target: Target, found: Installation) -> Runs:

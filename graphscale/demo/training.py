@@ -18,6 +18,7 @@ from graphscale.errors import GraphscaleError
 from graphscale.files.tensor_files import Arrays
 from graphscale.pipeline import ScaledModel, scale
 from graphscale.policy.loss_scale import DynamicLossScale
+from graphscale.process.extras import RUNTIME, install_command
 from graphscale.session import Session
 from graphscale.session.loading import make_quiet_options
 from graphscale.training.data import Batches, Data
@@ -50,8 +51,8 @@ def require() -> None:
             missing.append(package)
     if missing:
         raise GraphscaleError(
-            f"the demo needs {' and '.join(missing)}, which cannot be imported here; install them: pip install "
-            "'graphscale[demo]'"
+            f"the demo needs {' and '.join(missing)}, which cannot be imported here; install them: "
+            f"{install_command('demo', *({RUNTIME} & {*missing}))}"
         )
 
 

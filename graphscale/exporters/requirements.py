@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 
 from graphscale.errors import ExportError
+from graphscale.process.extras import RUNTIME, install_command
 
 __all__ = ["require"]
-
-_RUNTIME = ("onnxruntime", "onnxruntime")
 
 
 def require(extra: str, *modules: tuple[str, str]) -> None:
@@ -22,14 +21,11 @@ def require(extra: str, *modules: tuple[str, str]) -> None:
         ExportError: one is missing.
     """
     missing = []
-    for module, package in (*modules, _RUNTIME):
+    for module, package in (*modules, (RUNTIME, RUNTIME)):
         try:
             importlib.import_module(module)
         except ImportError:
             missing.append(package)
     if missing:
-        extras = f"{extra},ort" if "onnxruntime" in missing else extra
-        raise ExportError(
-            f"the export needs {' and '.join(missing)}: install the extras of graphscale, pip install "
-            f"'graphscale[{extras}]' or, in a checkout, pip install -e '.[{extras}]'"
-        )
+        command = install_command(extra, *({RUNTIME} & {*missing}))
+        raise ExportError(f"the export needs {' and '.join(missing)}, which cannot be imported here: {command}")

@@ -120,7 +120,7 @@ def _import(table: str) -> Any:
         return importlib.import_module(f"ort_flatbuffers_py.fbs.{table}")
     except ImportError as error:
         raise UnsupportedModelError(
-            f"reading and writing checkpoints needs onnxruntime ({error}); install graphscale[training] or [ort]"
+            f"reading and writing checkpoints needs onnxruntime ({error}): pip install onnxruntime"
         ) from error
 
 

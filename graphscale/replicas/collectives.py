@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from graphscale.errors import GraphscaleError, ReplicaError, one_line
+from graphscale.process.extras import install_command
 from graphscale.process.streams import tell
 from graphscale.replicas.notices import Notices
 from graphscale.replicas.witness import Witness, dismiss_all
@@ -57,7 +58,7 @@ def import_mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         raise ReplicaError(
             f"replicas need mpi4py and an MPI library, which cannot be imported here ({one_line(error)}); install "
-            "them: pip install 'graphscale[mpi]'"
+            f"them: {install_command('mpi')}"
         ) from error
     return MPI
 

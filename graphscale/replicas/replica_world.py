@@ -19,6 +19,7 @@ import numpy as np
 
 from graphscale.errors import GraphscaleError, ReplicaError, TrainingError, one_line
 from graphscale.files.tensor_files import read_npz
+from graphscale.process.extras import install_command
 from graphscale.process.streams import tell
 from graphscale.replicas.agreement import agree
 from graphscale.replicas.collectives import HEARD, Replicas, import_mpi, launched_size
@@ -174,7 +175,7 @@ class ReplicaWorld(World):
         if replicas is not None and launched_size() == 1 and replicas != size:
             raise ReplicaError(
                 f"--replicas {replicas}: this process is alone; start {replicas} of them: mpiexec -n {replicas} "
-                "graphscale train ... (pip install 'graphscale[mpi]' brings mpiexec)"
+                f"graphscale train ... ({install_command('mpi')} brings mpiexec)"
             )
         self.is_first = self._comm.Get_rank() == 0
         self._replicas: Replicas

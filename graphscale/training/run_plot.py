@@ -15,6 +15,7 @@ import numpy as np
 from graphscale.errors import TrainingError, printable
 from graphscale.files import writing
 from graphscale.files.writing import metadata_of_picture
+from graphscale.process.extras import install_command
 from graphscale.training.record import StepRecord
 
 __all__ = ["Curve", "check_picture", "draw"]
@@ -66,8 +67,7 @@ def check_picture(path: str | os.PathLike[str]) -> Path:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise TrainingError(
-            f"drawing needs matplotlib, which cannot be imported here ({error}); install it: "
-            "pip install 'graphscale[plot]'"
+            f"drawing needs matplotlib, which cannot be imported here ({error}); install it: {install_command('plot')}"
         ) from error
     return target
 

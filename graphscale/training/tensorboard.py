@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.errors import OutputError, TrainingError, reporting
+from graphscale.process.extras import install_command
 from graphscale.training.record import StepRecord
 
 __all__ = ["TensorBoard", "check_logdir"]
@@ -28,7 +29,7 @@ def check_logdir(folder: str | os.PathLike[str]) -> None:
     except ImportError as error:
         raise TrainingError(
             f"--logdir needs tensorboardX, which cannot be imported here ({error}); install it: "
-            "pip install 'graphscale[tensorboard]'"
+            f"{install_command('tensorboard')}"
         ) from error
     path = Path(folder).absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())

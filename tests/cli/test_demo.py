@@ -108,7 +108,7 @@ def test_what_is_missing_is_named(tmp_path: Path, module: str, package: str) -> 
     result = run_demo(tmp_path, PYTHONPATH=str(shadow))
     assert result.returncode == 2
     assert result.stderr.startswith(f"graphscale: the demo needs {package}, which ")
-    assert "pip install 'graphscale[demo]'" in result.stderr
+    assert "pip install 'matplotlib>=3.8' 'scikit-learn>=1.4'" in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "demo.png").exists()
 

@@ -46,8 +46,8 @@ def test_it_is_stored_without_results() -> None:
 
 
 def test_its_cells_run() -> None:
-    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'graphscale[demo]'")
-    matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'graphscale[plot]'")
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
     backend = matplotlib.get_backend()
     matplotlib.use("agg")
     names: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def test_its_cells_run() -> None:
 
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("nbclient", "ipykernel", "matplotlib", "sklearn"))),
-    reason="needs pip install nbclient ipykernel 'graphscale[demo]'",
+    reason="needs nbclient, ipykernel, scikit-learn and matplotlib",
 )
 def test_a_kernel_shows_tables_and_a_picture() -> None:
     import nbformat

@@ -29,7 +29,7 @@ def test_a_session_says_which_extra_to_install() -> None:
         "try:\n    gs.ReplicatedSession('missing.onnx', None)\n"
         "except gs.GraphscaleError as error:\n    print(error)\n"
     )
-    assert "pip install 'graphscale[mpi]'" in done.stdout
+    assert "pip install 'mpi4py>=4' 'mpich>=4.2'" in done.stdout
 
 
 def test_the_command_line_says_which_extra_to_install() -> None:
@@ -38,7 +38,7 @@ def test_the_command_line_says_which_extra_to_install() -> None:
         "from graphscale.cli import main\nmain()\n"
     )
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "pip install 'graphscale[mpi]'" in done.stderr
+    assert done.stderr.count("\n") == 1 and "pip install 'mpi4py>=4' 'mpich>=4.2'" in done.stderr
 
 
 @pytest.mark.parametrize("count", ["2", "0"])
