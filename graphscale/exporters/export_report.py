@@ -17,7 +17,7 @@ from graphscale.files import model_files
 from graphscale.files.tensor_files import Arrays
 from graphscale.session.loading import make_quiet_options
 
-__all__ = ["TOLERANCE", "ExportReport", "compare_steps"]
+__all__ = ["TOLERANCE", "ExportReport", "compare_steps", "make_runner"]
 
 # Errors are relative to the largest number of a tensor. Float32 sums in another order differ by 1e-6 to 1e-5.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
@@ -93,7 +93,7 @@ def compare_steps(
     with tempfile.TemporaryDirectory(prefix="graphscale-") as folder:
         path = Path(folder, "step.onnx")
         model_files.save(model, path)
-        return _compare(_make_runner(path), batch, dict(first), pairs, expected, exact, TOLERANCE.get(narrowest, 0.0))
+        return _compare(make_runner(path), batch, dict(first), pairs, expected, exact, TOLERANCE.get(narrowest, 0.0))
 
 
 def _compare(
@@ -121,7 +121,12 @@ def _compare(
     return errors
 
 
-def _make_runner(path: Path) -> Callable[[Arrays], Arrays]:
+def make_runner(path: Path) -> Callable[[Arrays], Arrays]:
+    """Load a step on ONNX Runtime; return the function from feeds to all outputs, by name.
+
+    Raises:
+        ExportError: ONNX Runtime refuses the step, now or in a call.
+    """
     import onnxruntime as ort
 
     with reporting(ExportError, "ONNX Runtime cannot load the exported step", Exception):

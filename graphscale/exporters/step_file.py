@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import ExportError
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.stamp import ROLES_KEY
+from graphscale.files.writing import MARK_KEY, ROLES_KEY
 
 __all__ = ["complete_step", "next_name", "unique_names"]
 
@@ -73,4 +74,6 @@ def complete_step(
     if metrics:
         roles["metrics"] = list(metrics)
     model.metadata_props[ROLES_KEY] = json.dumps(roles)
+    model.metadata_props[MARK_KEY] = version("graphscale")
     model.doc_string = documentation
+    model.producer_name, model.producer_version = "graphscale", version("graphscale")

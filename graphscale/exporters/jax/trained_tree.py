@@ -31,7 +31,7 @@ def load_weights(step_or_state: Any, state: Any) -> Any:
 
     from graphscale.exporters.jax.state_tree import Tree
 
-    values, tree = read_trained(step_or_state), Tree.make(state, "state")
+    values, tree = read_trained(step_or_state).arrays, Tree.make(state, "state")
     missing = [name for name in tree.names if name not in values]
     if missing:
         raise ExportError(

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphscale.errors import ExportError, reporting
+from graphscale.errors import ExportError
+from graphscale.exporters.export_report import make_runner
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall
 from graphscale.exporters.pytorch.random_operators import RandomOperators
 from graphscale.exporters.pytorch.traced_step import LOSS, RANDOM_STATE, StepFunction, plain_kernels
+from graphscale.exporters.step_file import next_name
 
 __all__ = ["TOLERANCES", "compare"]
 
@@ -74,16 +76,14 @@ def compare(
     Raises:
         ExportError: one is above its tolerance, or ONNX Runtime cannot run the step.
     """
-    session = _open(path)
+    run = make_runner(path)
     eager = _EagerLoop(step, module, batch, loss)
     carried: Arrays = {name: value.numpy() for name, value in step.carried.items()}
-    names = [output.name for output in session.get_outputs()]
     errors = _Errors(bool(step.masters))
     batches = list(_batches(step.batch, dynamic))
     for count, tensors in enumerate(batches):
         feeds = {name: value.numpy() for name, value in tensors.items()} | carried
-        with reporting(ExportError, "ONNX Runtime cannot run the exported step", Exception):
-            results = dict(zip(names, session.run(names, feeds), strict=True))
+        results = run(feeds)
         for name, weight in step.weights.items():
             # PyTorch's exporter leaves out casts to float16 that a cast to float32 follows.
             results[f"{name}.gradient"] = results[f"{name}.gradient"].astype(weight.numpy().dtype, copy=False)
@@ -94,7 +94,7 @@ def compare(
                 f"the exported step differs from PyTorch in step {count + 1}: {errors.refused[0]}{more}; nothing was "
                 "written"
             )
-        carried = {name: results[f"{name}.next"] for name in carried}
+        carried = {name: results[next_name(name)] for name in carried}
     return errors.largest, len(batches)
 
 
@@ -104,17 +104,6 @@ def _largest(tensor: Any) -> float:
 
 def _agree(got: Any, wanted: Any, scale: float) -> bool:
     return _largest(torch.from_numpy(got) - wanted) <= TOLERANCES.get(wanted.dtype, 0.0) * scale
-
-
-def _open(path: Path) -> Any:
-    try:
-        import onnxruntime as ort
-    except ImportError as error:
-        raise ExportError("the export is compared by ONNX Runtime: pip install onnxruntime") from error
-    from graphscale.session.loading import make_quiet_options
-
-    with reporting(ExportError, "ONNX Runtime cannot load the exported step", Exception):
-        return ort.InferenceSession(path, make_quiet_options(), providers=["CPUExecutionProvider"])
 
 
 def _batches(batch: Tensors, dynamic: list[str]) -> Iterator[Tensors]:
@@ -164,18 +153,18 @@ class _EagerLoop:
         self._optimizer.step(self._clip(found))
         for name, weight in self._moved.items():
             label = f"{name}.master" if name in step.masters else name
-            self._compare_weight(label, results[f"{label}.next"], before[name], weight, errors)
+            self._compare_weight(label, results[next_name(label)], before[name], weight, errors)
             with torch.no_grad():
                 self._parameters[name].copy_(weight)
         for name, value in self._optimizer.state().items():
-            errors.add("moments", name, results[f"{name}.next"], value)
+            errors.add("moments", name, results[next_name(name)], value)
         buffers = dict(self._module.named_buffers()) | self._parameters
         for name in step.buffers:
-            errors.add("buffers", name, results[f"{name}.next"], buffers[name])
+            errors.add("buffers", name, results[next_name(name)], buffers[name])
         for name, value in step.constants.items():
             errors.add("constants", name, value.numpy(), buffers[name])
         if random:
-            errors.add("buffers", RANDOM_STATE, results[f"{RANDOM_STATE}.next"], (state + 1) % 2**31)
+            errors.add("buffers", RANDOM_STATE, results[next_name(RANDOM_STATE)], (state + 1) % 2**31)
 
     def _compare_gradients(
         self, tensors: Tensors, state: Any, results: Mapping[str, Any], before: Any, errors: _Errors

@@ -22,6 +22,7 @@ from graphscale.exporters.pytorch.half_precision import halve
 from graphscale.exporters.pytorch.module_tensors import parameters_of
 from graphscale.exporters.pytorch.refusals import refuse
 from graphscale.exporters.pytorch.torch_optimizers import make_optimizer
+from graphscale.exporters.step_file import unique_names
 from graphscale.files import model_files
 from graphscale.files.writing import check_output
 
@@ -59,7 +60,7 @@ def export(
         raise
     except Exception as error:  # PyTorch's exporters raise many kinds
         raise refuse(error, work, batch, call) from error
-    onnx_step.embed_first_values(model, step)
+    onnx_step.embed_first_values(model, step, type(module).__name__)
     errors, count = _compare(model, step, work, batch, call, dynamic, target)
     onnx_step.drop_gradients(model, step)
     model_files.save(model, target)
@@ -130,9 +131,7 @@ def _make_step(
         rate=torch.tensor(made.learning_rate, dtype=torch.float32),
         metrics=tuple(tried.metrics),
     )
-    names = [*step.batch, *step.carried, traced_step.RATE, *step.constants, *step.outputs]
-    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
-        raise ExportError(f"two tensors of the step are named {twice[0]!r}; rename one in the batch or in the module")
+    unique_names([*step.batch, *step.carried, traced_step.RATE, *step.constants, *step.outputs])
     return step
 
 

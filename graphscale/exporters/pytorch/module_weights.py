@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 import torch
 
-from graphscale.errors import ExportError, ModelFileError
+from graphscale.errors import ExportError
 from graphscale.exporters.pytorch.module_tensors import buffers_of, parameters_of
 from graphscale.exporters.pytorch.onnx_step import EXPORT_KEY
-from graphscale.files import model_files
-from graphscale.files.tensor_files import Arrays, read_npz, read_safetensors
-from graphscale.pipeline import ScaledModel
-from graphscale.session import Session
-from graphscale.session.carried import read_values
+from graphscale.exporters.trained_state import read_trained
+from graphscale.files.tensor_files import Arrays
 
 __all__ = ["load"]
 
@@ -29,7 +22,7 @@ def load(source: Any, module: Any) -> tuple[str, ...]:
     """Do the work of `graphscale.exporters.pytorch.load_weights`."""
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"the module is of type {type(module).__name__}; pass a torch.nn.Module")
-    where, arrays, metadata = _read(source)
+    where, arrays, metadata = read_trained(source)
     unchanged = _unchanged(metadata)
     parameters = parameters_of(module)
     saved = set(module.state_dict())
@@ -52,33 +45,6 @@ def load(source: Any, module: Any) -> tuple[str, ...]:
         for tensor, value in loaded:
             tensor.copy_(value)
     return tuple(names)
-
-
-def _read(source: Any) -> tuple[str, Arrays, Mapping[str, str]]:
-    """Return a name of the source, its arrays, and the metadata of the model, if it is one."""
-    if isinstance(source, Session):
-        return "the session", source.state_dict(), source.metadata
-    if isinstance(source, ScaledModel):
-        source = source.model
-    if isinstance(source, onnx.ModelProto):
-        source = model_files.from_proto(source)
-    if isinstance(source, ir.Model):
-        return "the step", _initializers(source), source.metadata_props
-    if isinstance(source, Mapping):
-        return "the state", {str(k): np.asarray(v) for k, v in source.items()}, {}
-    if not isinstance(source, str | os.PathLike):
-        raise ExportError(f"weights come from a session, a step, a state or a file; got {type(source).__name__}")
-    suffix = Path(source).suffix.lower()
-    if suffix == ".npz":
-        return os.fspath(source), read_npz(source, ModelFileError), {}
-    if suffix == ".safetensors":
-        return os.fspath(source), read_safetensors(source)[0], {}
-    model = model_files.load(source)
-    return os.fspath(source), _initializers(model), model.metadata_props
-
-
-def _initializers(model: ir.Model) -> Arrays:
-    return {name: read_values(value) for name, value in model.graph.initializers.items()}
 
 
 def _unchanged(metadata: Mapping[str, str]) -> frozenset[str]:

@@ -7,7 +7,6 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 import onnx_ir as ir
@@ -15,8 +14,8 @@ import onnxscript.optimizer
 import torch
 from onnx_ir.passes import common
 
-from graphscale.exporters.pytorch.traced_step import LOSS, StepFunction
-from graphscale.files.writing import MARK_KEY, ROLES_KEY
+from graphscale.exporters.pytorch.traced_step import LOSS, RATE, StepFunction
+from graphscale.exporters.step_file import complete_step, next_name
 
 __all__ = ["EXPORT_KEY", "convert", "drop_gradients", "embed_first_values"]
 
@@ -104,34 +103,35 @@ def _rename(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
         graph.initializers.add(value)
 
 
-def embed_first_values(model: ir.Model, step: StepFunction) -> None:
+def embed_first_values(model: ir.Model, step: StepFunction, label: str) -> None:
     """Give inputs their first values, and name the roles.
 
-    Weights, moments, buffers and the learning rate stay inputs. Constants do not.
+    Weights, moments, buffers and the learning rate stay inputs. Constants do not. `label` is the module's name.
     """
     graph = model.graph
-    first = {**step.carried, "learning_rate": step.rate, **step.constants}
-    for value in list(graph.inputs):
-        assert value.name is not None
-        if value.name in first:
-            if value.name in step.constants or (value.name == "learning_rate" and not value.uses()):
-                graph.inputs.remove(value)
-                if not value.uses():
-                    continue
-            value.const_value = ir.tensor(first[value.name].detach().contiguous().numpy(), name=value.name)
-            graph.initializers.add(value)
-    model.metadata_props[ROLES_KEY] = json.dumps(
-        {
-            "losses": [LOSS],
-            "states": {f"{name}.next": name for name in step.carried},
-            "gradients": [],
-            "metrics": list(step.metrics),
-            "kept": [],
-        }
+    complete_step(
+        model,
+        {name: _to_array(value) for name, value in step.carried.items()},
+        {next_name(name): name for name in step.carried},
+        losses=[LOSS],
+        metrics=step.metrics,
+        documentation=f"Training step of {label}, exported from PyTorch {torch.__version__}.",
     )
-    model.metadata_props[MARK_KEY] = version("graphscale")
+    others = {**step.constants, RATE: step.rate}
+    for value in list(graph.inputs):
+        tensor = others.get(value.name or "")
+        if tensor is None:
+            continue
+        if value.name != RATE or not value.uses():
+            graph.inputs.remove(value)
+        if value.uses():
+            value.const_value = ir.tensor(_to_array(tensor), name=value.name)
+            graph.initializers.add(value)
     model.metadata_props[EXPORT_KEY] = json.dumps({"framework": "pytorch", "unchanged": list(step.constants)})
-    model.producer_name, model.producer_version = "graphscale", version("graphscale")
+
+
+def _to_array(tensor: Any) -> Any:
+    return tensor.detach().contiguous().numpy()
 
 
 def drop_gradients(model: ir.Model, step: StepFunction) -> None:

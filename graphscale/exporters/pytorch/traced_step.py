@@ -20,6 +20,7 @@ from graphscale.exporters.pytorch.aten_formulas import formulas
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.module_tensors import buffers_of, parameters_of, placed
 from graphscale.exporters.pytorch.random_operators import RandomOperators
+from graphscale.exporters.step_file import next_name
 
 __all__ = ["Forward", "ForwardResult", "StepFunction", "plain_kernels", "split_tensors", "trace"]
 
@@ -177,7 +178,7 @@ class StepFunction:
     @property
     def outputs(self) -> list[str]:
         """The names of the outputs, in order; the gradients stand last."""
-        following = [f"{name}.next" for name in self.carried]
+        following = [next_name(name) for name in self.carried]
         return [LOSS, *self.metrics, *following, *(f"{name}.gradient" for name in self.weights)]
 
     def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:

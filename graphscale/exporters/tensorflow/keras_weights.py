@@ -15,7 +15,7 @@ __all__ = ["load"]
 
 def load(step_or_state: Any, model: Any) -> None:
     """Load trained values; see `graphscale.exporters.tensorflow.load_weights`."""
-    values = read_trained(step_or_state)
+    values = read_trained(step_or_state).arrays
     if not model.built:
         raise ExportError(f"{model.name} is not built, so that it has no weights yet; call it on a batch first")
     needed = [variable.path for variable in model.trainable_variables]
