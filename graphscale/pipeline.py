@@ -19,7 +19,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError, TargetError
+from graphscale.errors import AlreadyScaledError, AutocastError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
@@ -219,10 +219,16 @@ def inspect(
 ) -> Report:
     """Analyse a training graph without changing it. Of a scaled model, return the report of its scaling.
 
-    The arguments and errors are those of `scale`, but an open role is reported as a proposal.
+    The arguments and errors are those of `scale`, but an open role is reported as a proposal, and a scaled model with
+    arguments other than roles is an AlreadyScaledError.
     """
     work, name = open_copy(model)
     if is_scaled(work):
+        if loss or seed or gradients or updates:
+            raise AlreadyScaledError(
+                f"{name} is scaled, and shows the report of its scaling; pass the original where you name a "
+                "loss, a seed edge, gradients or updates"
+            )
         return read_report(read_stamp(work.metadata_props, name), name)
     warnings = prepare(work)
     hints = Hints(loss, seed, gradients or (), updates, roles).stated_by(work)

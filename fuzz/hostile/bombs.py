@@ -322,7 +322,7 @@ def state_options(folder: Path, choices: random.Random) -> str | None:
             f"split step.onnx -o out.onnx out2.onnx --stages {size}",
             f"split step.onnx -o out.onnx out2.onnx --bucket-size {size}",
             f"train step.onnx --data data.npz --state state.npz --quiet --max-steps 1 --batch-size {size}",
-            f"train step.onnx --data data.npz --state state.npz --quiet --max-steps 1 --keep {size}",
+            f"train step.onnx --data data.npz --state state.npz --quiet --max-steps 1 --keep-checkpoints {size}",
             f"scale original.onnx --dry-run --increment-period {size}",
             f"scale original.onnx --dry-run --max-nodes {size} --max-bytes {size}",
         )

@@ -142,7 +142,7 @@ _WRITERS = {
     "train csv": "train step.onnx --data data.npz --max-steps 4 --quiet --state state.npz --metrics out.csv",
     "train --checkpoint-dir": (
         "train step.onnx --data data.npz --max-steps 6 --quiet --state state.npz --checkpoint-dir outkept "
-        "--checkpoint-every 1 --keep 2 --metrics out.jsonl --resume"
+        "--checkpoint-every 1 --keep-checkpoints 2 --metrics out.jsonl --resume"
     ),
 }
 

@@ -153,7 +153,10 @@ def _run() -> int:
     except GraphscaleError:
         raise
     except _UsageError as error:
-        raise GraphscaleError(explain_usage(error)) from error
+        command = next((word for word in sys.argv[1:2] if word in COMMANDS), None)
+        declared = help.parameters_of(load_command(command)) if command else ()
+        values = {name: each.metavar for each in declared if each.metavar for name in each.names}
+        raise GraphscaleError(explain_usage(error, values)) from error
     except MemoryError as error:
         raise GraphscaleError(f"the memory is not enough: {error or 'a file asks for more than there is'}") from error
     except typer.Abort as error:

@@ -24,7 +24,9 @@ def autocast(
     deny: Annotated[
         list[str] | None, option("Never run this operator in the small type. Repeatable.", metavar="OP")
     ] = None,
-    keep: Annotated[list[str] | None, option("Keep this node in float32. Repeatable.", metavar="NODE")] = None,
+    keep: Annotated[
+        list[str] | None, option("Keep this node in float32. Repeatable.", "--keep-node", metavar="NODE")
+    ] = None,
     lists: Annotated[Path | None, option("Lists of operators.", metavar="FILE.json")] = None,
     loss_scale: options.AlsoScale = None,
     loss: options.Loss = None,

@@ -12,8 +12,9 @@ __all__ = ["replace_old_names"]
 _EDGE = {"--seed": "--seed-edge"}
 _OLD = {
     "scale": _EDGE,
-    "autocast": _EDGE,
+    "autocast": {**_EDGE, "--keep": "--keep-node"},
     "inspect": _EDGE,
+    "train": {"--keep": "--keep-checkpoints"},
     "verify": {"--place": "--seed-edge", "--providers": "--provider"},
 }
 

@@ -78,7 +78,7 @@ def train(
     checkpoint_every: Annotated[
         int | None, _files("Steps between two of them. Default: an epoch.", metavar="STEPS")
     ] = None,
-    keep: Annotated[int, _files("The number of checkpoints that stay.", metavar="N")] = 3,
+    keep: Annotated[int, _files("The number of checkpoints that stay.", "--keep-checkpoints", metavar="N")] = 3,
     resume: Annotated[bool, _files("Go on from the newest checkpoint; begin where there is none yet.")] = False,
     metrics: Annotated[Path | None, _files("A file of one row per step: .jsonl or .csv.", metavar="FILE")] = None,
     logdir: Annotated[Path | None, _files("Event files for TensorBoard.", metavar="DIR")] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from graphscale.errors import suggest
@@ -23,14 +24,19 @@ _SYNONYMS = {
 }
 
 
-def explain_usage(error: Any) -> str:
-    """Return the message of an error of click, with the remedy, and the command whose help to read."""
+def explain_usage(error: Any, values: Mapping[str, str]) -> str:
+    """Return the message of an error of click, with the remedy, and the command whose help to read.
+
+    Args:
+        error: the error.
+        values: the value of each option of the command, as in its usage line.
+    """
     context = getattr(error, "ctx", None)
     command = context.command_path if context else " ".join(["graphscale", *sys.argv[1:2]])
-    return f"{_explain(error, context)} ({command} --help shows what there is)"
+    return f"{_explain(error, context, values)} ({command} --help shows what there is)"
 
 
-def _explain(error: Any, context: Any) -> str:
+def _explain(error: Any, context: Any, values: Mapping[str, str]) -> str:
     parameters = context.command.params if context else []
     text: str = error.format_message().rstrip(".")
     kind = type(error).__name__
@@ -45,9 +51,8 @@ def _explain(error: Any, context: Any) -> str:
         param = error.param
         name = "/".join(param.opts) if param.param_type_name == "option" else param.metavar or param.name.upper()
         return f"{name} is missing: {param.help[:1].lower()}{param.help[1:].rstrip('.')}"
-    if kind == "BadOptionUsage" and "require" in text:
-        metavar = next((each.metavar for each in parameters if error.option_name in each.opts), None)
-        return f"{text}{f': {error.option_name} {metavar}' if metavar else ''}"
+    if kind == "BadOptionUsage" and error.option_name in values:
+        return f"{error.option_name} needs a value: {error.option_name} {values[error.option_name]}"
     if text.startswith("Got unexpected extra argument"):
         writes = any("--output" in each.opts for each in parameters)
         hint = "; the file to write goes behind -o" if writes else ""

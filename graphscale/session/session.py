@@ -291,7 +291,7 @@ class Session(Summary):
 
         Raises:
             OutputError: the file cannot be written; an existing one is unchanged.
-            SessionError: `extra` holds other values than texts.
+            SessionError: `extra` holds other values than texts; or the name ends in .npz, .npy or .onnx.
         """
         state = self.state_dict()
         self._write_file(lambda: write_state_file(path, state, self.stamp, self._interface, extra), "writing the state")

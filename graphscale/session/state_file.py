@@ -19,6 +19,7 @@ __all__ = ["copy_without_state", "drop_state", "export_step", "read_state_file",
 
 _FORMAT, _STATE = "graphscale.format", "state/2"
 _WITHOUT_CHECKSUM = "state/1"
+_OF_OTHER_FILES = (".npz", ".npy", ".onnx")
 _LARGE = 2**24  # bytes
 
 
@@ -28,12 +29,14 @@ def write_state_file(
     """Write a state file atomically.
 
     Raises:
-        SessionError: `extra` does not map texts to texts.
+        SessionError: `extra` does not map texts to texts; or the name is that of an array or a model.
         OutputError: the file cannot be written; an existing one is unchanged.
     """
     extra = {} if extra is None else extra
     if not isinstance(extra, Mapping) or not all(isinstance(text, str) for item in extra.items() for text in item):
         raise SessionError("extra maps names to texts; turn numbers into texts first")
+    if (suffix := os.path.splitext(os.fspath(path))[1]) in _OF_OTHER_FILES:
+        raise SessionError(f"{path}: a state file is a safetensors file, not {suffix}; name it state.safetensors")
     metadata = {
         _FORMAT: _STATE,
         "graphscale.version": version("graphscale"),

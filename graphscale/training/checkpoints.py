@@ -92,7 +92,7 @@ class Checkpoints:
         self._keep = keep
         self._seen: list[Path] | None = None
         if keep < 1:
-            raise TrainingError(f"--keep {keep}: expected 1 or more")
+            raise TrainingError(f"--keep-checkpoints {keep}: expected 1 or more")
         existing = next(path for path in (self.folder.absolute(), *self.folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise OutputError(f"--checkpoint-dir {folder}: {existing} is a file, not a folder")

@@ -142,6 +142,22 @@ def test_the_old_names_of_verify(folder: Path) -> None:
     assert hint.endswith("--seed-edge nope:0") and error.startswith("graphscale: --seed-edge nope:0: there is no node")
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "message"),
+    [
+        ("autocast", "--keep-node nope", "there is no node 'nope'"),
+        ("train", "--keep-checkpoints 0", "expected 1 or more"),
+    ],
+)
+def test_the_old_name_of_what_is_kept(command: str, option: str, message: str, folder: Path) -> None:
+    name, value = option.split()
+    more = ["--checkpoint-dir=saved"] if command == "train" else []
+    done = graphscale(*CALLS[command], *more, "--keep", value, folder=folder)
+    hint, *_, error = done.stderr.splitlines()
+    assert hint == f"graphscale: hint: the option --keep is called {name} now: {option}"
+    assert message in error
+
+
 def test_hints_have_the_new_name(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(ambiguous_ema().SerializeToString())
     done = graphscale("scale", "model.onnx", "--dry-run", "--seed-edge=a", folder=tmp_path)

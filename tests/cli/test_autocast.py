@@ -58,7 +58,7 @@ def test_it_writes_what_python_returns(tmp_path: Path) -> None:
         ([], {}),
         (["--emulate"], {"emulate": True}),
         (["--dtype=bfloat16", "--target=ort-cuda"], {"dtype": "bfloat16", "target": "ort-cuda"}),
-        (["--deny=Gemm", "--deny=Relu", "--keep=node_mm"], {"deny": ["Gemm", "Relu"], "keep": ["node_mm"]}),
+        (["--deny=Gemm", "--deny=Relu", "--keep-node=node_mm"], {"deny": ["Gemm", "Relu"], "keep": ["node_mm"]}),
         (["--allow=ReduceMean", "--loss=loss"], {"allow": ["ReduceMean"], "loss": "loss"}),
         (["--loss-scale=dynamic"], {"loss_scale": "dynamic"}),
         (["--loss-scale=64", "--target=ort-training"], {"loss_scale": 64, "target": "ort-training"}),
@@ -163,7 +163,7 @@ def test_bad_folders(tmp_path: Path) -> None:
         (["-o", "new", "--target=onnx"], ("'onnx'", "ort-training")),
         (["-o", "new", "--dtype=bfloat16"], ("ort-training", "emulate")),
         (["-o", "new", "--deny=Nope"], ("'Nope'",)),
-        (["-o", "new", "--keep=nope"], ("'nope'",)),
+        (["-o", "new", "--keep-node=nope"], ("'nope'",)),
     ):
         refuse(tmp_path, "autocast", FOLDER, *options, words=words)
     assert graphscale("autocast", FOLDER, "-o", "full", "--force", folder=tmp_path).returncode == 0

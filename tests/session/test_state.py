@@ -318,6 +318,13 @@ def test_a_full_disk_leaves_the_old_file(how: str, room: int, tmp_path: Path) ->
 BAD_EXTRA: dict[str, Any] = {"number": {"epoch": 3}, "object": {"epoch": object()}, "text": "abc", "key": {3: "epoch"}}
 
 
+@pytest.mark.parametrize("name", ["state.npz", "state.npy", "step.onnx"])
+def test_a_name_of_another_kind_of_file(name: str, tmp_path: Path) -> None:
+    with refused(SessionError, (name, "name it state.safetensors")):
+        digits.make().save_state(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("case", BAD_EXTRA)
 def test_extra_that_is_no_texts(case: str, saved: Path) -> None:
     before = saved.read_bytes()

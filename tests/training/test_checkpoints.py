@@ -193,7 +193,7 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(GraphscaleError, match="file is a file, not a folder"):
             Checkpoints(path)
-    with pytest.raises(TrainingError, match="--keep 0: expected 1 or more"):
+    with pytest.raises(TrainingError, match="--keep-checkpoints 0: expected 1 or more"):
         Checkpoints(tmp_path, keep=0)
 
 
