@@ -121,6 +121,7 @@ def test_an_old_runtime(pretend: Callable[..., None]) -> None:
     assert targets["ort-training"]["lacks"] == "onnxruntime-training"
 
 
+@pytest.mark.full
 def test_extras(pretend: Callable[..., None]) -> None:
     pretend(matplotlib=None, scikit_learn="0.1")
     facts = doctor()

@@ -117,7 +117,7 @@ COMPLETE = "import sys; sys.argv[1:] = []; from graphscale.cli import main\ntry:
 COMPLETE += "finally: print([name for name in sys.modules if name.startswith('graphscale.cli.')], file=sys.stderr)"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "completed"),
     [

@@ -89,7 +89,7 @@ def test_success(command: str, folder: Path, filled: Path, tmp_path: Path) -> No
     json.loads(done.stdout)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", CALLS)
 def test_errors(command: str, folder: Path) -> None:
     """Each file that is named is missing, damaged, or of another kind; and each option has a hostile value."""

@@ -76,7 +76,7 @@ READING = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", READING)
 def test_reading(kind: str, folder: Path) -> None:
     file, through, named = READING[kind]
@@ -85,6 +85,7 @@ def test_reading(kind: str, folder: Path) -> None:
     assert json.loads(piped.stdout) == json.loads(shell(folder, named).stdout)
 
 
+@pytest.mark.full
 def test_training_from_pipes(folder: Path) -> None:
     line = "GS train <(cat step.onnx) --data - --state <(cat state.npz) --max-steps=2 --json < <(cat data.npz)"
     done = shell(folder, line)
@@ -92,6 +93,7 @@ def test_training_from_pipes(folder: Path) -> None:
     assert json.loads(done.stdout)["steps"] == 2
 
 
+@pytest.mark.full
 def test_a_pipe_of_commands(folder: Path) -> None:
     assert shell(folder, "GS scale original.onnx -o named.onnx").returncode == 0
     expected = (folder / "named.onnx").read_bytes()
@@ -125,7 +127,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str, folder: Path) -> None:
     """In one line, with nothing written."""

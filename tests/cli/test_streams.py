@@ -81,7 +81,7 @@ def test_a_full_disk_for_help(folder: Path) -> None:
     assert shell(folder, "> /dev/full", "--help").stderr == FULL
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_pipe_that_nobody_reads(command: str, folder: Path) -> None:
     """As other programs of Unix, it ends by SIGPIPE without a word."""
@@ -102,7 +102,7 @@ def test_the_first_line(folder: Path) -> None:
     assert (done.returncode in (0, 128 + signal.SIGPIPE), done.stdout, done.stderr) == (True, "step.onnx\n", "")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_closed_stdout(command: str, folder: Path) -> None:
     done = shell(folder, ">&-", *CALLS[command])

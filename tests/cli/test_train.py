@@ -76,6 +76,7 @@ def test_the_table_says_how_it_went_unless_told_to_be_quiet(folder: Path) -> Non
     assert succeed(folder, *DIGITS_COMMAND, "--quiet") == ""
 
 
+@pytest.mark.full
 def test_length_and_order(folder: Path) -> None:
     def losses(*arguments: str) -> list[float]:
         succeed(folder, *BASE, *RATE, "--metrics", "run.jsonl", *arguments)
@@ -137,6 +138,7 @@ def train_on_infinite_images(folder: Path, on_stuck: str, **options: Any) -> Com
     return graphscale(*DIGITS_COMMAND, "--metrics", "run.jsonl", folder=folder)
 
 
+@pytest.mark.full
 def test_a_policy_that_stops_names_the_gradient_or_says_how_to_get_it(folder: Path) -> None:
     told = train_on_infinite_images(folder, "stop", telemetry=True)
     *_, last = read_metrics(folder / "run.jsonl")

@@ -112,6 +112,7 @@ def folder(files: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(files, tmp_path / "files"))
 
 
+@pytest.mark.full
 def test_python(folder: Path, expected: tuple[Arrays, list[float], list[float]]) -> None:
     state, losses, scales = expected
     script = EXAMPLES / "python_loop" / "train.py"

@@ -65,6 +65,7 @@ def test_its_cells_run() -> None:
     assert names["again"].loss_scale == names["session"].loss_scale
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("nbclient", "ipykernel", "matplotlib", "sklearn"))),
     reason="needs nbclient, ipykernel, scikit-learn and matplotlib",

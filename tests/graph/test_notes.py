@@ -19,7 +19,7 @@ from graphscale.targets import TARGETS
 from tests.checks.verification.damage import SOURCE
 from tests.conftest import MODELS
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(6)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
 
 NAME = "pytorch/mlp_momentum"
 PAGE = f"{DOCS_URL}start/deploy/"

@@ -240,6 +240,7 @@ SETS = {
 }
 
 
+@pytest.mark.full
 def test_the_bound_holds_for_any_mixture() -> None:
     for count in range(1, 25):
         for rows in range(count + 1):

@@ -18,6 +18,7 @@ def all_texts() -> tuple[Text, ...]:
     return tuple(texts())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_texts_keep_the_rule(rule: Rule) -> None:
     broken = [

@@ -91,6 +91,7 @@ def test_commands_run(commands: str, folder: Path) -> None:
     run(["bash", "-e", "-c", commands], folder)
 
 
+@pytest.mark.full
 def test_sessions_show_what_the_commands_print(folder: Path) -> None:
     run(["bash", "-e", "-c", COMMANDS[0]], folder)
     for command, shown in SESSIONS:

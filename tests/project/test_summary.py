@@ -63,6 +63,7 @@ def assert_short(result: Summary) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_large_graph_has_a_short_form() -> None:
     for result in results(deep_network(40)):
         assert_short(result)

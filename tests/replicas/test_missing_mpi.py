@@ -23,6 +23,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_a_session_says_which_extra_to_install() -> None:
     done = run(
         "import graphscale as gs\n"

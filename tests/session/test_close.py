@@ -118,7 +118,7 @@ def test_state_takes_its_size_once(target: str, how: str, tmp_path: Path) -> Non
     session.close()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("ending", ["close", "with", "del"])
 def test_nothing_holds_the_buffers(ending: str, target: str) -> None:

@@ -45,7 +45,7 @@ def assert_refused(providers: str, *fragments: str) -> None:
         assert fragment in line
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["[{}]", "[{}, CPU]", "[CPU, {}]", "[({}, dict(device_id=1))]"])
 @pytest.mark.parametrize(
     "provider", ["Tensorrt", pytest.param("CUDA", marks=pytest.mark.skipif(has_cuda(), reason="here it starts"))]
@@ -57,6 +57,7 @@ def test_a_provider_that_is_not_installed_or_cannot_start(provider: str, form: s
     assert_refused(form.format(repr(name)).replace("CPU", repr(cpu)), *words)
 
 
+@pytest.mark.full
 def test_a_provider_that_does_not_exist() -> None:
     assert_refused("['CpuExecutionProvider']", "CpuExecutionProvider", "CPUExecutionProvider")
 

@@ -179,6 +179,7 @@ def test_first_state_is_copied(target: str) -> None:
     assert any((session.state_dict()[name] != value).any() for name, value in kept.items())
 
 
+@pytest.mark.full
 def test_any_array_that_fits_can_be_loaded() -> None:
     session, other = make("bare inputs", "onnx"), make("bare inputs", "onnx")
     advance(session, steps("bare inputs", 2))

@@ -78,6 +78,7 @@ def runs(draw: st.DrawFn) -> list[StepRecord]:
     return draw(st.lists(record, min_size=1, max_size=4))
 
 
+@pytest.mark.full
 @given(records=runs(), suffix=st.sampled_from(SUFFIXES))
 def test_what_is_written_is_read_back(records: list[StepRecord], suffix: str, tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("metrics") / f"run.{suffix}"

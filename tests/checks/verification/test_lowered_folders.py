@@ -139,6 +139,7 @@ def test_each_damage_is_found(name: str, folder: Path) -> None:
     assert file in faults(folder)
 
 
+@pytest.mark.full
 def test_a_plain_model_in_a_lowered_folder(folder: Path, tmp_path: Path) -> None:
     """The optimizer model of the one with the training model of the other, both ways."""
     gs.scale_artifacts(SOURCE, tmp_path / "plain", gs.DynamicLossScale(1024, 3), lower=False)

@@ -42,6 +42,7 @@ def test_each_differentiable_operator_is_tried() -> None:
     assert given_up == {"Add", "Mul", "ReduceL2", "ReduceLogSumExp", "Sub"}
 
 
+@pytest.mark.full
 @pytest.mark.static
 def test_gradient_graphs_are_lowered() -> None:
     refused = set()
