@@ -20,7 +20,7 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript"
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, interpolate, max_pool2d, mse_loss
 
 from graphscale.exporters.pytorch import traced_step
 
@@ -41,6 +41,23 @@ class Convolutions(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.out(torch.relu(self.norm(self.conv(image + self.shift))).flatten(1))
+
+
+class Unet(nn.Module):
+    """Pooled and resized channels, whose gradients have another order in memory than the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse, self.out = (
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.Conv2d(8, 1, 1),
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        fine = torch.relu(self.fine(image))
+        coarse = interpolate(self.coarse(max_pool2d(fine, 2)), scale_factor=2, mode="bilinear")
+        return self.out(torch.cat([fine, coarse], dim=1))
 
 
 class Tied(nn.Module):
@@ -88,6 +105,7 @@ SGD = (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any, Any, dict[str, Any]]] = {
     "clipped": (perceptron, lambda: (torch.randn(6, 8), classes(4, 6)), cross_entropy, "adamw", {"clip_norm": 0.1}),
     "statistics": (Convolutions, lambda: (torch.randn(5, 1, 8, 8), classes(3, 5)), cross_entropy, SGD, {}),
+    "resized": (Unet, lambda: (torch.randn(3, 1, 8, 8), torch.randn(3, 1, 8, 8)), mse_loss, "adamw", {}),
     "tied": (Tied, tokens, ignoring, "adamw", {}),
     "recurrent": (Recurrent, lambda: (torch.randn(4, 3, 4), torch.randn(4, 2)), mse_loss, SGD, {}),
 }

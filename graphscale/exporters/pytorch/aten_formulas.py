@@ -38,6 +38,9 @@ def formulas() -> dict[Any, Callable[..., Any]]:
     table[_aten._trilinear.default] = _trilinear
     table[_aten._weight_norm_interface_backward.default] = _weight_norm_backward
     table |= {operator: _separable_backward(axes_of) for operator, axes_of in _SEPARABLE.items()}
+    # The order of a tensor's numbers in memory, which ONNX does not have.
+    table[torch.ops.prims.copy_strided.default] = lambda x, stride: x
+    table[_aten.empty_permuted.default] = lambda size, order, **options: torch.zeros(size, **options)
     return table | _SCATTERED
 
 
