@@ -11,7 +11,7 @@ from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.hints import NO_HINTS
 from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.training_graph import analyse
+from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.checks.linting.check import Check, find_flag
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.lint_report import Finding
@@ -119,12 +119,18 @@ class LintContext:
     def _find_loss(self) -> ir.Value | None:
         """Return the loss: that of the metadata or of the analysis, or an unscaled scalar output."""
         if self.stamp is None and self.flow is None:
-            try:
-                return analyse(self.view.graph, NO_HINTS.stated_by(self.model), asking=False).loss
-            except GraphscaleError:
-                return self._losses[0]  # a graph that cannot be scaled may still have a loss
+            # A graph that cannot be scaled may still have a loss.
+            return self._losses[0] if self._analysis is None else self._analysis.loss
         reached = set() if self.flow is None or self.stamp is not None else self.flow.touched
         return next((loss for loss in self._losses if loss not in reached), self._losses[0])
+
+    @functools.cached_property
+    def _analysis(self) -> TrainingGraph | None:
+        """The analysis as for scaling; None if the graph cannot be scaled."""
+        try:
+            return analyse(self.view.graph, NO_HINTS.stated_by(self.model), asking=False)
+        except GraphscaleError:
+            return None
 
     @functools.cached_property
     def backward_operators(self) -> list[ir.Node]:
@@ -140,7 +146,8 @@ class LintContext:
         known = (self.stamp, self.half, self.scale, self.check)
         if self.states or self.roots or any(each is not None for each in known):
             return False
-        return not self.backward_operators
+        has_gradients = self._analysis is not None and bool(self._analysis.gradients)
+        return not self.backward_operators and not has_gradients
 
     @functools.cached_property
     def outcomes(self) -> tuple[Outcomes, Outcomes] | None:

@@ -158,6 +158,20 @@ def test_a_loss_and_a_gradient_of_one_loop(target: str) -> None:
     assert gs.lint(scaled.model).findings == ()
 
 
+def test_gradients_without_a_contraction_are_no_inference_graph() -> None:
+    model = parse("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        step (float[3] x, float[3] w) => (float loss, float[3] gradient) <float share = {0.6666667}> {
+            e = Exp (w)
+            d = Sub (e, x)
+            square = Mul (d, d)
+            loss = ReduceMean <keepdims = 0> (square)
+            de = Mul (d, share)
+            gradient = Mul (de, e)
+        }""")
+    assert gs.inspect(model).gradients and gs.lint(model).findings == ()
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("options", [{}, {"skip_nonfinite": True}, {"autocast": "float16"}], ids=str)
 @pytest.mark.parametrize("name", ["conv_adamw", "digits_sgd", "digits_adamw_clip", "transformer_adamw"])
