@@ -239,6 +239,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "one row": (lambda: (nn.Linear(8, 4), _batch(1), cross_entropy, "sgd"), {}, "1 row"),
     "a branch": (lambda: (Branching(), _batch(), cross_entropy, "sgd"), {}, "depends on the values of a tensor"),
     "LBFGS": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, torch.optim.LBFGS), {}, "LBFGS"),
+    "Adafactor": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adafactor"), {}, "optimizer adafactor; pass"),
     "clipping": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "sgd"), {"clip_norm": -1}, "clip_norm"),
 }
 

@@ -28,6 +28,11 @@ def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCal
         chain.append(error)
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     texts = [f"{type(part).__name__}: {part}" for part in chain]
+    if (name := _find_optimizer(chain[0])) is not None:
+        return ExportError(
+            f"PyTorch cannot trace its optimizer {name}; pass another one, or its rule as a function: "
+            f"{one_line(texts[-1])[:200]}"
+        )
     for part, text in zip(chain, texts, strict=True):
         if any(mark in text for mark in _DATA_DEPENDENT):
             return ExportError(
@@ -44,6 +49,13 @@ def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCal
             "tensors"
         )
     return ExportError(f"PyTorch cannot export the step: {one_line(texts[-1])[:300]}")
+
+
+def _find_optimizer(error: BaseException) -> str | None:
+    """Return the module of `torch.optim` in whose step an error was raised."""
+    folder = Path(torch.optim.__file__).parent
+    files = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    return next((file.stem.strip("_") for file in files if file.parent == folder and file.stem != "optimizer"), None)
 
 
 def _where(error: BaseException) -> str:
