@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +23,8 @@ from typing import ClassVar
 __all__ = ["Witness", "dismiss_all"]
 
 _DONE = "done"
+_KILLED = "SIGKILL"
+_MOMENT = 0.1  # seconds
 
 
 class Witness:
@@ -104,13 +107,23 @@ def _watch(box: socket.socket, peers: dict[int, int]) -> None:
             while (text := box.recv(64, socket.MSG_DONTWAIT).decode()) != _DONE:
                 watched.discard(int(text))
             return
+        if ended := _ranks(events, descriptors, watched):
+            if all(_KILLED in _describe_end(peers[rank]) for rank in ended):
+                # The launcher may have killed them, after an end that is reported late.
+                time.sleep(_MOMENT)
+                ended += _ranks(poll.poll(0), descriptors, watched)
+            rank = next((rank for rank in ended if _KILLED not in _describe_end(peers[rank])), ended[0])
+            _report(rank, peers[rank])
+            return
         for descriptor, _ in events:
             if descriptor in descriptors:
-                rank = descriptors[descriptor]
-                if rank in watched:
-                    _report(rank, peers[rank])
-                    return
                 poll.unregister(descriptor)
+
+
+def _ranks(events: list[tuple[int, int]], descriptors: dict[int, int], watched: set[int]) -> list[int]:
+    """Return the ranks that have ended without leaving, in the order of their events."""
+    ranks = (descriptors[descriptor] for descriptor, _ in events if descriptor in descriptors)
+    return [rank for rank in ranks if rank in watched]
 
 
 def _report(rank: int, process: int) -> None:
@@ -132,7 +145,7 @@ def _describe_end(process: int) -> str:
         return f" with exit code {os.waitstatus_to_exitcode(status)}"
     number = os.WTERMSIG(status)
     name = signal.Signals(number).name if number in set(signal.Signals) else "a real-time signal"
-    hint = ", which the system sends when memory runs out" if name == "SIGKILL" else ""
+    hint = ", which the system sends when memory runs out" if name == _KILLED else ""
     return f" by signal {number} ({name}{hint})"
 
 

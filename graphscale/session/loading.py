@@ -106,7 +106,7 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
             raise SessionError(f"a provider is a name, or (name, options as a dict); got {provider!r}")
     if missing := [name for name in map(_name, wanted) if name not in ort.get_available_providers()]:
         there = ort.get_available_providers()
-        near = [name for name in there if name.lower().startswith(missing[0].lower())]
+        near = [name for name in ort.get_all_providers() if name.lower().startswith(missing[0].lower())]
         hint = f"; did you mean {near[0]}?" if near else ""
         if missing[0] == _CUDA:
             hint = "; for CUDA, pip uninstall onnxruntime and pip install onnxruntime-gpu"
