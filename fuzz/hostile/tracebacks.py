@@ -203,6 +203,8 @@ def interrupted_imports(folder: Path, choices: random.Random) -> str | None:
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
+    if b"Traceback" in err and b"graphscale" not in err:
+        return None  # Python was still starting, before the first line of graphscale
     return _end_of_interrupted(words, Outcome(process.returncode, out, err), f"SIGINT after {delay:.3f} s")
 
 
