@@ -84,9 +84,6 @@ def compare(
     for count, tensors in enumerate(batches):
         feeds = {name: value.numpy() for name, value in tensors.items()} | carried
         results = run(feeds)
-        for name, weight in step.weights.items():
-            # PyTorch's exporter leaves out casts to float16 that a cast to float32 follows.
-            results[f"{name}.gradient"] = results[f"{name}.gradient"].astype(weight.numpy().dtype, copy=False)
         eager.compare(tensors, results, count, errors)
         if errors.refused:
             more = f", and {len(errors.refused) - 1} others" if len(errors.refused) > 1 else ""
@@ -176,7 +173,8 @@ class _EagerLoop:
         for name, gradient in wanted.items():
             scale, got = (
                 max(_largest(gradient), largest * (1 if errors.coarse else _NOISE)),
-                results[f"{name}.gradient"],
+                # PyTorch's exporter leaves out casts to float16 that a cast to float32 follows.
+                results[f"{name}.gradient"].astype(gradient.numpy().dtype, copy=False),
             )
             slack = 0.0
             if got.shape == gradient.shape and not _agree(got, gradient, scale):

@@ -187,9 +187,11 @@ class StepFunction:
         held = {name: given[name] for name in (*self.weights, *self.buffers, *self.constants)}
         state = given.get(RANDOM_STATE, torch.zeros((), dtype=torch.int64))
         result = self.forward({name: given[name] for name in self.batch}, held, state, list(self.weights))
-        gradients = self.for_optimizer(result.gradients)
+        gradients = self.widened(result.gradients)
         moved = {name: given[f"{name}.master" if name in self.masters else name] for name in self.weights}
-        moved, moments = self.optimizer(gradients, moved, {name: given[name] for name in self.state}, given[RATE])
+        moved, moments = self.optimizer(
+            self.clipped(gradients), moved, {name: given[name] for name in self.state}, given[RATE]
+        )
         following = {name: moved[name].to(value.dtype) for name, value in self.weights.items()}
         following |= {f"{name}.master": moved[name] for name in self.masters}
         following |= {**{name: result.buffers[name] for name in self.buffers}, **moments}
@@ -197,16 +199,19 @@ class StepFunction:
             following[RANDOM_STATE] = (state + 1) % 2**31
         metrics = [result.metrics[name] for name in self.metrics]
         next_values = [following[name] for name in self.carried]
-        return (result.loss, *metrics, *next_values, *(result.gradients[name] for name in self.weights))
+        return (result.loss, *metrics, *next_values, *(gradients[name] for name in self.weights))
 
-    def for_optimizer(self, gradients: Tensors) -> Tensors:
-        """Return gradients of the type of the masters, clipped by their global norm as PyTorch does."""
-        held = {name: g.to(self.masters[name].dtype) if name in self.masters else g for name, g in gradients.items()}
-        if self.clip_norm is not None:
-            total = torch.nn.utils.get_total_norm(list(held.values()), foreach=False)
-            factor = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
-            held = {name: gradient * factor.to(gradient.dtype) for name, gradient in held.items()}
-        return held
+    def widened(self, gradients: Tensors) -> Tensors:
+        """Return gradients of the type of the masters."""
+        return {name: g.to(self.masters[name].dtype) if name in self.masters else g for name, g in gradients.items()}
+
+    def clipped(self, gradients: Tensors) -> Tensors:
+        """Return gradients clipped by their global norm, as PyTorch does."""
+        if self.clip_norm is None:
+            return gradients
+        total = torch.nn.utils.get_total_norm(list(gradients.values()), foreach=False)
+        factor = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
+        return {name: gradient * factor.to(gradient.dtype) for name, gradient in gradients.items()}
 
 
 @contextlib.contextmanager
