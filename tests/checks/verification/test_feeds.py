@@ -12,7 +12,7 @@ import pytest
 import graphscale as gs
 from graphscale.checks.running.random_feeds import find_index_limit
 from graphscale.errors import VerifyError
-from tests.build import LINEAR, LINEAR_BACKWARD, linear_step, parse
+from tests.build import LINEAR, LINEAR_BACKWARD, linear_step, parse, ramp
 from tests.conftest import load_example
 
 # An integer input, what the graph does with it, and the number it must be below.
@@ -159,22 +159,12 @@ def test_values_that_change_from_run_to_run_are_not_compared() -> None:
 
 
 def test_numbers_that_stop_the_original_are_noted() -> None:
-    original = parse("""
-        <ir_version: 10, opset_import: ["" : 20]>
-        step (float[4,3] x, float[4] place, float[3,2] w) => (float loss, float metric, float[3,2] w_next)
-            <float[21] table = {0,1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6,7,8,9,0}, float share = {0.25}, float rate = {0.1}> {
-            y = MatMul (x, w)
-            square = Mul (y, y)
-            loss = ReduceMean <keepdims = 0> (square)
-            dy = Mul (y, share)
-            xt = Transpose <perm = [1, 0]> (x)
-            dw = MatMul (xt, dy)
-            change = Mul (dw, rate)
-            w_next = Sub (w, change)
-            rows = Cast <to = 7> (place)
-            found = Gather (table, rows)
-            metric = ReduceMean <keepdims = 0> (found)
-        }""")
+    original = linear_step(
+        "rows = Cast<to = 7>(place) found = Gather(table, rows) metric = ReduceMean<keepdims = 0>(found)",
+        inputs="float[4,3] w, float[4] place",
+        outputs="float[4,3] dw, float metric",
+        constants=f"float[21] table = {ramp(21)}",
+    )
     report = gs.verify(original, gs.scale(original, gs.DynamicLossScale(1024)).model)
     assert report.ok, report.failures
     (note,) = (note for note in report.notes if "cannot run with 'place' = nan" in note)
