@@ -1,7 +1,7 @@
 """The cost of loss scaling in a training step on a GPU, in float32 and float16: by graphscale, on the host, by PyTorch.
 
     python benchmarks/cuda_step.py [--torch PYTHON] [--graphs FOLDER] [--device cuda|cpu] [--rounds 15] [--json FILE]
-        [--only WORKLOAD ...] [--ways WAY ...] [--batch 8] [--length 512] [--tf32] [--threads 4] [--quick]
+        [--only WORKLOAD ...] [--ways WAY ...] [--batch 8] [--length 512] [--turn 0.5] [--tf32] [--threads 4] [--quick]
 
 This interpreter has graphscale and onnxruntime-gpu (or onnxruntime-training); `--torch` names one that has PyTorch with
 CUDA. PyTorch also exports the graphs that ONNX Runtime runs; `--graphs` keeps them in a folder, and takes them from
@@ -47,6 +47,7 @@ MOST_STEPS = 200  # of a turn
 
 Benches = Mapping[str, DeviceBench | RemoteDevice]
 Seconds = dict[str, dict[str, list[float]]]
+Steps = dict[str, dict[str, int]]
 
 
 def measure(benches: Benches, name: str, rounds: int, length: float) -> dict[str, Any]:
@@ -56,11 +57,11 @@ def measure(benches: Benches, name: str, rounds: int, length: float) -> dict[str
         benches: of each framework.
         name: of the workload.
         rounds: that count.
-        length: seconds of the plain step in a turn, or more.
+        length: seconds of a turn, or more.
 
     Returns:
         for each framework and way its `facts`, why it was `left_out`, its `checks` and the `seconds` of a step in each
-        round; for each framework the `steps` of a turn; and how many rounds were `dropped`.
+        round, the `steps` of a turn; and how many rounds were `dropped`.
 
     Raises:
         ValueError: ways did not do the same, or steps were skipped again and again.
@@ -71,7 +72,7 @@ def measure(benches: Benches, name: str, rounds: int, length: float) -> dict[str
     for framework, sides in checks.items():
         said = ", ".join(f"{side} {of['distance']:.1e} ({of['skipped']} skipped)" for side, of in sides.items())
         print(f"{name}: {framework}: distance from plain: {said}", file=sys.stderr, flush=True)
-    steps = {framework: calibrate(bench, checks[framework], length) for framework, bench in benches.items()}
+    steps: Steps = {framework: calibrate(bench, checks[framework], length) for framework, bench in benches.items()}
     seconds: Seconds = {framework: {side: [] for side in sides} for framework, sides in checks.items()}
     kept = dropped = 0
     while kept < rounds:
@@ -79,6 +80,7 @@ def measure(benches: Benches, name: str, rounds: int, length: float) -> dict[str
             raise ValueError(f"in {dropped} rounds steps were skipped: the loss scale does not settle")
         if one_round(benches, steps, seconds, kept + dropped):
             kept += 1
+            print(f"{name}: round {kept} of {rounds}", file=sys.stderr, flush=True)
         else:
             dropped += 1
     for bench in benches.values():
@@ -106,13 +108,13 @@ def compare(checks: Mapping[str, Mapping[str, Any]]) -> None:
             raise ValueError(f"the losses of {framework} and {first} differ: {losses}, {wanted}")
 
 
-def calibrate(bench: DeviceBench | RemoteDevice, sides: Sequence[str] | Mapping[str, Any], length: float) -> int:
-    """Warm all sides up; return how many steps make a turn long enough."""
+def calibrate(bench: DeviceBench | RemoteDevice, sides: Mapping[str, Any], length: float) -> dict[str, int]:
+    """Warm all sides up; return how many steps make a turn of each long enough."""
     first = {side: [bench.run(side, 1), bench.run(side, 2)][-1]["seconds"] for side in sides}
-    return max(2, min(MOST_STEPS, math.ceil(length / first[PLAIN])))
+    return {side: max(2, min(MOST_STEPS, math.ceil(length / time))) for side, time in first.items()}
 
 
-def one_round(benches: Benches, steps: Mapping[str, int], seconds: Seconds, number: int) -> bool:
+def one_round(benches: Benches, steps: Steps, seconds: Seconds, number: int) -> bool:
     """Let each framework run each way twice, and note the mean time; return whether the round counts.
 
     Raises:
@@ -124,7 +126,7 @@ def one_round(benches: Benches, steps: Mapping[str, int], seconds: Seconds, numb
     for framework in order[number % len(order) :] + order[: number % len(order)]:
         sides = list(seconds[framework])[:: 1 if number % 2 else -1]
         for side in sides + sides[::-1]:
-            turn = benches[framework].run(side, steps[framework])
+            turn = benches[framework].run(side, steps[framework][side])
             if not math.isfinite(turn["loss"]):
                 raise ValueError(f"{framework} {side}: a loss is not finite")
             counts = counts and not turn["skipped"]
@@ -180,6 +182,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=", ".join(WAYS))
     parser.add_argument("--batch", type=int, default=8, help="sequences of a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--turn", type=float, default=0.5, metavar="SECONDS", help="the least time of a way")
     parser.add_argument("--tf32", action="store_true", help="let float32 products be rounded to TF32")
     parser.add_argument("--threads", type=int, default=4, help="of the CPU, in each framework")
     parser.add_argument("--quick", action="store_true", help="tiny models")
@@ -213,18 +216,20 @@ def main() -> None:
         version = benches["torch"].version if "torch" in benches else None
         machine = describe(options.device, options.threads, version)
         print(machine, flush=True)
-        length = 0.02 if options.quick else 0.5
-        try:
-            found = {name: measure(benches, name, options.rounds, length) for name in options.only}
-        except ValueError as error:
-            sys.exit(f"cuda_step.py: {error}")
+        length = 0.02 if options.quick else options.turn
+        found: dict[str, Any] = {}
+        for name in options.only:
+            try:
+                found[name] = measure(benches, name, options.rounds, length)
+            except ValueError as error:
+                sys.exit(f"cuda_step.py: {error}")
+            if options.json:  # after each workload, since a run takes long
+                content = {"machine": machine, "tf32": options.tf32, "rounds": options.rounds, "workloads": found}
+                options.json.write_text(json.dumps(content, indent=1))
     precision = "TF32 products in float32" if options.tf32 else "full float32 products"
     weights = ", ".join(f"{name} {workloads[name].size():,}" for name in options.only)
     print(f"\nWeights: {weights}; {precision}.\n\nWall time; medians of {options.rounds} rounds, with quartiles:\n")
     print(report(found))
-    if options.json:
-        content = {"machine": machine, "tf32": options.tf32, "rounds": options.rounds, "workloads": found}
-        options.json.write_text(json.dumps(content, indent=1))
     for bench in benches.values():
         if isinstance(bench, RemoteDevice):
             bench.end()

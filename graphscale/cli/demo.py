@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from rich.console import Console
 
-from graphscale.cli.options import option, output_path
+from graphscale.cli.options import Provider, option, output_path
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import EscapedTable, make_console, make_table, make_text, print_json, say
+from graphscale.demo.devices import CPU, CUDA
 from graphscale.process.stages import report_stage
 from graphscale.training import run_plot
 from graphscale.training.record import StepRecord
@@ -34,12 +35,14 @@ def demo(
         int | None, option("Training steps. Default: 2000; with --precision 300 in each run.", min=100, max=1_000_000)
     ] = None,
     seed: Annotated[int, option("The seed of split, weights and batches.", min=0)] = 0,
+    provider: Provider = None,
 ) -> None:
     """Train a digit classifier from a scaled training step, with one overflow on the way, and draw the run.
 
     Examples:
         graphscale demo
         graphscale demo --precision --steps 100 -o precision.svg
+        graphscale demo --precision --provider CUDAExecutionProvider
     """
     from graphscale.demo.training import require
 
@@ -48,15 +51,15 @@ def demo(
     run_plot.check_picture(picture)
     console = make_console()
     if precision:
-        _compare(picture, steps or 300, seed, console)
+        _compare(picture, steps or 300, seed, console, provider or [CPU])
     else:
-        _overflow(picture, steps or 2000, seed, console)
+        _overflow(picture, steps or 2000, seed, console, provider or [CPU])
 
 
-def _overflow(output: Path, steps: int, seed: int, console: Console) -> None:
+def _overflow(output: Path, steps: int, seed: int, console: Console, providers: Sequence[str]) -> None:
     from graphscale.demo.training import Training
 
-    training = Training(steps, seed)
+    training = Training(steps, seed, providers)
     report = training.scaled.report
     say(
         ("digits_step.onnx", "bold"),
@@ -110,23 +113,25 @@ def _describe_skip(record: StepRecord) -> str:
 # --- the comparison of precisions -----------------------------------------------------------------------------------
 
 
-def _compare(output: Path, steps: int, seed: int, console: Console) -> None:
+def _compare(output: Path, steps: int, seed: int, console: Console, providers: Sequence[str]) -> None:
     from graphscale.demo import precision
     from graphscale.demo.precision_plot import draw
 
     runs = []
     for task in precision.tasks(seed):
         for way in precision.ways(steps):
-            for number, run in enumerate(precision.train(task, way, steps), start=1):
+            for number, run in enumerate(precision.train(task, way, steps, providers), start=1):
                 last = run.records[-1]
                 zeros = f"loss {task.loss(last):.4f}, zeros {100 * (last.zero_fraction or 0):.0f} %"
                 report_stage(f"{task.name}, {way.name}: {zeros}", number, steps)
             runs.append(run)
-    draw(runs, output)
+    is_emulated = CUDA not in providers
+    draw(runs, output, is_emulated)
     print_json(lambda: {"runs": [_describe_run(run) for run in runs], "output": str(output)})
     console.print(_make_table(runs))
     console.print("right: answers on held-out data; zeros: elements of the gradients, the median over the steps")
-    console.print("float16 is emulated: each value is rounded to it.")
+    if is_emulated:
+        console.print("float16 is emulated: each value is rounded to it.")
     say("The picture: ", (str(output), "bold"))
 
 

@@ -1,19 +1,20 @@
 """The demo's comparison: two networks, each trained in float32 and in float16 without, with fixed and dynamic scale.
 
-float16 is emulated by `graphscale.autocast`: every value that would be float16 is rounded to it, so that small
-gradients become zero on a CPU just as they do on a GPU.
+On a CPU float16 is emulated by `graphscale.autocast`: every value that would be float16 is rounded to it, so that small
+gradients become zero just as they do on a GPU. On a GPU float16 is real.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
 from graphscale.demo import digits, reversal
+from graphscale.demo.devices import CPU, CUDA, choose_target
 from graphscale.files.tensor_files import Arrays
 from graphscale.passes import Autocast
 from graphscale.pipeline import scale
@@ -36,7 +37,7 @@ _THREADS = 1  # limit: these graphs are too small for more
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to train: its name, True for emulated float16, and the loss scale."""
+    """A way to train: its name, True for float16, and the loss scale."""
 
     name: str
     float16: bool
@@ -112,13 +113,14 @@ def tasks(seed: int) -> tuple[Task, ...]:
     return _digits(seed), _reversal(seed)
 
 
-def train(task: Task, way: Way, steps: int) -> Iterator[Run]:
+def train(task: Task, way: Way, steps: int, providers: Sequence[str] = (CPU,)) -> Iterator[Run]:
     """Train a task in one way. Each step yields the same object, with one more record."""
-    pass_ = Autocast("float16", emulate=True) if way.float16 else None
+    pass_ = Autocast("float16", emulate=CUDA not in providers) if way.float16 else None
+    target = choose_target(providers)
     # A fixed scale neither checks nor skips by default, and telemetry needs a checked step.
-    scaled = scale(task.step, way.loss_scale, telemetry=True, skip_nonfinite=True, autocast=pass_)
+    scaled = scale(task.step, way.loss_scale, target=target, telemetry=True, skip_nonfinite=True, autocast=pass_)
     run = Run(task, way)
-    with Session(scaled, state=task.state, session_options=_make_options()) as session:
+    with Session(scaled, providers, state=task.state, session_options=_make_options()) as session:
         trainer = Trainer(session, task.batches, LearningRate(task.learning_rate), feeds=task.feeds)
         for record in trainer.run(steps):
             run.records.append(record)

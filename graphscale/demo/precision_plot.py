@@ -25,11 +25,16 @@ LINES: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "linewidth": 1.5},
 )
 GREY = "#777777"
-TITLE = "Two training steps in float32, and in float16 (emulated) without, with a fixed, and with a dynamic loss scale"
+TITLE = "Two training steps in float32, and in float16{} without, with a fixed, and with a dynamic loss scale"
 
 
-def draw(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
+def draw(runs: Sequence[Run], path: str | os.PathLike[str], is_emulated: bool = True) -> None:
     """Write the picture of every task in every way, in the order of `precision.ways`, atomically.
+
+    Args:
+        runs: every task in every way.
+        path: .png, .svg or .pdf.
+        is_emulated: True for emulated float16; the title says it.
 
     Raises:
         TrainingError: the suffix is not .png, .svg or .pdf.
@@ -54,7 +59,7 @@ def draw(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
         for axes, label in zip(panels[:, 0], ("training loss", "zero gradients (%)", "loss scale"), strict=True):
             axes.set_ylabel(label)
         figure.align_ylabels()
-        figure.suptitle(TITLE, x=0.012, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(TITLE.format(" (emulated)" * is_emulated), x=0.012, ha="left", fontsize=12, fontweight="bold")
         figure.savefig(temporary, dpi=120, metadata=metadata_of_picture(temporary.suffix))
         if Path(path).suffix == ".png":
             _shrink(temporary)

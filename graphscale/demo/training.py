@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
 
+from graphscale.demo.devices import CPU, choose_target
 from graphscale.demo.digits import initial_state, read_step, split
 from graphscale.errors import GraphscaleError
 from graphscale.files.tensor_files import Arrays
@@ -76,6 +77,7 @@ class Training:
     Args:
         steps: number of steps.
         seed: the seed of the split, the initial weights and the order of the batches.
+        providers: ONNX Runtime's execution providers.
 
     Attributes:
         loss_scale: the policy, with several growths of the scale in a run.
@@ -83,7 +85,7 @@ class Training:
         scaled: the scaled step.
     """
 
-    def __init__(self, steps: int, seed: int) -> None:
+    def __init__(self, steps: int, seed: int, providers: Sequence[str] = (CPU,)) -> None:
         import onnxruntime as ort
 
         self.steps = steps
@@ -94,9 +96,10 @@ class Training:
         self._batches = _WithOverflow(Data(train, len(train["labels"]), BATCH), seed, self.overflow)
         self._initial = initial_state(rng)
         step = read_step("digits_step")
-        self._plain = ort.InferenceSession(step, make_quiet_options(), providers=["CPUExecutionProvider"])
-        self.scaled: ScaledModel = scale(onnx.ModelProto.FromString(step), self.loss_scale)
-        self._session = Session(self.scaled, state=self._initial)
+        self._plain = ort.InferenceSession(step, make_quiet_options(), providers=list(providers))
+        target = choose_target(providers)
+        self.scaled: ScaledModel = scale(onnx.ModelProto.FromString(step), self.loss_scale, target=target)
+        self._session = Session(self.scaled, providers, state=self._initial)
 
     def run(self) -> Iterator[StepRecord]:
         """Train, with one record for each step; some have the share of right held-out digits as `accuracy`."""

@@ -45,6 +45,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return finish(tmp_path_factory.mktemp("demo"))
 
 
+@pytest.mark.cuda
+def test_on_a_gpu(tmp_path: Path) -> None:
+    _, output = finish(tmp_path, "--steps", "1000", "--provider", "CUDAExecutionProvider")
+    assert cell(output, "steps skipped") == "1"
+    assert float(cell(output, "held-out accuracy").removesuffix(" %")) > 90
+
+
+@pytest.mark.cuda
+def test_real_float16_on_a_gpu(tmp_path: Path) -> None:
+    finish(tmp_path, "--precision", "--steps", "100", "--provider", "CUDAExecutionProvider")
+    assert (tmp_path / "precision.png").stat().st_size > 10_000
+
+
 def test_the_classifier_learns(finished: tuple[Path, str]) -> None:
     accuracy = float(cell(finished[1], "held-out accuracy").removesuffix(" %"))
     first, last = map(float, cell(finished[1], "training loss").split(" -> "))
