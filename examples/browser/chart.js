@@ -33,9 +33,9 @@ export class Chart {
     };
     const parts = powers.map((power) => {
       const at = y(this.base ** power);
-      return [line("grid", LEFT, at, width - RIGHT, at), text(LEFT - 8, at + 4, "end", label(this.base ** power))];
+      return [line("grid", LEFT, at, width - RIGHT, at), text(LEFT - 8, at + 4, "end", count(this.base ** power))];
     });
-    for (const step of steps(last, width)) parts.push(text(x(step), height - 4, "middle", String(step)));
+    for (const step of steps(last, width)) parts.push(text(x(step), height - 4, "middle", count(step)));
     for (const step of this.skipped) {
       parts.push(line("skip", x(step), TOP, x(step), height - BOTTOM));
       const value = this.values[step - 1];
@@ -97,8 +97,13 @@ function text(x, y, anchor, content) {
   return made;
 }
 
-function label(value) {
-  return value >= 1 ? value.toLocaleString("en") : String(Number(value.toPrecision(3)));
+// A number in a few characters: 0.001, 4,096, or 2²⁰ for a large power of two.
+export function count(value) {
+  const exponent = Math.log2(value);
+  if (exponent > 16 && Number.isInteger(exponent)) {
+    return "2" + [...String(exponent)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
+  }
+  return value >= 1 || value === 0 ? value.toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
 
 // Round step numbers for the axis, one per 80 pixels at most.

@@ -1,5 +1,5 @@
 // The page: it trains step by step, draws, and feeds an infinite pixel when asked to.
-import { Chart } from "./chart.js";
+import { Chart, count } from "./chart.js";
 import { Digits } from "./digits.js";
 import { fetchDescription, Training } from "./training.js";
 
@@ -46,6 +46,7 @@ class Page {
   start() {
     this.running = true;
     at("run").textContent = "Pause";
+    say(`Each step trains on ${this.size} digits.`);
     this.queue(() => this.trainUntilPaused());
   }
 
@@ -88,8 +89,13 @@ class Page {
     if (!result.applied) {
       this.skipped++;
       say(
-        `Step ${this.number} had a gradient that is not finite. It was skipped: the weights and the momentum kept ` +
+        `Step ${count(this.number)} had a gradient that is not finite. It was skipped: the weights and the momentum kept ` +
           `their values, and the loss scale fell from ${count(scale)} to ${count(this.training.lossScale)}.`,
+      );
+    } else if (this.training.lossScale > scale) {
+      say(
+        `Step ${count(this.number)}: the gradients of many steps were finite, and the loss scale grew from ` +
+          `${count(scale)} to ${count(this.training.lossScale)}.`,
       );
     }
     if (this.number % PREDICT_EVERY === 0) await this.predict();
@@ -116,14 +122,12 @@ class Page {
     at("step").textContent = count(this.number);
     at("loss").textContent = Number.isFinite(loss) ? loss.toPrecision(3) : this.number ? "not finite" : "–";
     at("scale").textContent = count(this.training.lossScale);
-    at("skipped").textContent = this.skipped;
+    at("skipped").textContent = count(this.skipped);
     at("skipped").parentElement.classList.toggle("some", this.skipped > 0);
     this.losses.draw();
     this.scales.draw();
   }
 }
-
-const count = (value) => value.toLocaleString("en");
 
 function say(message) {
   at("news").textContent = message;

@@ -119,6 +119,31 @@ def test_buttons_train_and_skip_and_start_over(driver: Any) -> None:
     assert driver.get_log("browser") == []
 
 
+def test_large_scales_fit_into_the_page(driver: Any) -> None:
+    seen = run(
+        driver,
+        """
+        await page.reset();
+        for (const power of [10, 20, 127]) page.scales.add(2 ** power, true);
+        page.scales.draw();
+        const { count } = await import("./chart.js");
+        document.getElementById("scale").textContent = count(2 ** 127);
+        const labels = [...document.querySelectorAll("#scale-chart text")];
+        const figures = [...document.querySelectorAll(".figures div")];
+        return {
+          left: Math.min(...labels.map((label) => label.getBBox().x)),
+          labels: labels.map((label) => label.textContent),
+          cut: figures.filter((figure) => figure.scrollWidth > figure.clientWidth).length,
+          counts: [0.001, 0, 512, 65536, 2 ** 17, 100000].map(count),
+        };
+        """,
+    )
+    assert seen["left"] >= 0 and seen["cut"] == 0
+    assert "2¹²⁹" in seen["labels"]
+    assert seen["counts"] == ["0.001", "0", "512", "65,536", "2¹⁷", "100,000"]
+    run(driver, "await page.reset()")
+
+
 def test_a_missing_file_is_reported_on_the_page(site: Path, driver: Any) -> None:
     (site / "step.json").rename(site / "away.json")
     try:
