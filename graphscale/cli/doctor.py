@@ -22,7 +22,7 @@ def doctor() -> int:
 
     found = examine()
     print_json(found.to_dict)
-    providers = [f"{name}: {reason}" if reason else name for name, reason in found.providers.items()]
+    providers = [reason or name for name, reason in found.providers.items()]
     show_rows(
         [
             ("graphscale", [f"{found.graphscale} in {found.location}"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from graphscale.cli.options import argument, option, output_path
-from graphscale.cli.show import print_json, say
+from graphscale.cli.show import is_verbose, print_json, say, shorten
 from graphscale.files import writing
 
 __all__ = ["export_weights"]
@@ -39,7 +39,9 @@ def export_weights(
     result = export(source, destination, partial=partial)
     result.save(output)
     print_json(lambda: {"written": result.written, "kept": result.kept, "unused": result.unused})
-    say(f"{len(result.written)} weights from {source} -> {output}")
-    for verb, names in (("kept", result.kept), ("not used", result.unused)):
-        if names:
-            say(f"{verb}: {', '.join(names)}")
+    say(f"{len(result.written)} arrays from {source} -> {output}")
+    if result.kept:
+        say(f"kept: {', '.join(shorten(result.kept))}")
+    if result.unused:
+        details = f": {', '.join(result.unused)}" if is_verbose() else " (-v shows them)"
+        say(f"no use there for {len(result.unused)} others, such as moments and constants{details}")

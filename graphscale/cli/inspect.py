@@ -105,7 +105,7 @@ def _drop_session_inputs(roles: Sequence[RoleEntry], folder: Path) -> tuple[Role
 
 
 def _inspect_folder(folder: Path, hints: Hints) -> int:
-    """Print the report of each model of a folder; those without a gradient of their own by their operators."""
+    """Print the report of each model of a folder, an equal one once; models without gradients by their operators."""
     from graphscale import pipeline
     from graphscale.files import model_files
     from graphscale.graph.stamp import is_scaled
@@ -121,12 +121,15 @@ def _inspect_folder(folder: Path, hints: Hints) -> int:
             counts = Counter(node.op_type for node in model.graph)
             reports[str(path)] = {"operators": dict(counts.most_common())}
     print_json(lambda: {"models": {name: r if isinstance(r, dict) else r.to_dict() for name, r in reports.items()}})
+    shown: list[str] = []
     for name, each in reports.items():
         if isinstance(each, dict):
             say(name)
             show_rows([("operators", [list_counts(each["operators"])]), ("loss scale", ["none"])])
-        else:
-            show_text(each, name)
+        elif name not in shown:
+            alike = [other for other, report in reports.items() if report == each]
+            shown += alike
+            show_text(each, ", ".join(alike))
     return 0
 
 

@@ -21,6 +21,7 @@ __all__ = ["verify"]
 
 _STYLES = {"holds": "green", "fails": "bold red", "not proved": "bold yellow", "skipped": "dim"}
 _SHOWN = 6
+_NARROW = 100  # columns of a terminal: below them, names and details share one
 
 
 def verify(
@@ -116,14 +117,21 @@ def verify(
 def _show(report: VerifyReport, title: str, command: str | None) -> None:
     """Print a report, and the command that runs its counterexample again, if it has one."""
     say(title)
+    console = make_console()
     table = EscapedTable(show_edge=False, pad_edge=False, box=None, show_header=False)
     table.add_column(no_wrap=True)
-    table.add_column(style="bold", no_wrap=True)
+    is_narrow = console.width < _NARROW
+    if not is_narrow:
+        table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for check in report.checks:
         kind = make_text(("proof  " if check.proof else "measure", "dim"))
-        table.add_row(kind, check.name, make_text((check.status, _STYLES[check.status]), f": {check.detail}"))
-    make_console().print(table)
+        result = ((check.status, _STYLES[check.status]), f": {check.detail}")
+        if is_narrow:
+            table.add_row(kind, make_text((check.name, "bold"), ": ", *result))
+        else:
+            table.add_row(kind, check.name, make_text(*result))
+    console.print(table)
     for note in report.notes:
         say(f"note: {note}")
     runs = "" if report.subject else f" ({report.runs} runs of the scaled graph)"

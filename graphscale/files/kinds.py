@@ -75,7 +75,9 @@ def describe_folder(path: str | os.PathLike[str]) -> str:
     if (folder / "saved_model.pb").is_file():
         return f"a SavedModel of TensorFlow; {_KERAS.remedy}"
     models = sorted(file.name for file in folder.glob("*.onnx"))
-    return f"a folder; pass an ONNX file{f' in it, such as {folder / models[0]}' if models else ''}"
+    if not models:
+        return "a folder without ONNX files; pass an ONNX file, or a folder of artifacts with training_model.onnx in it"
+    return f"a folder; pass an ONNX file in it, such as {folder / models[0]}"
 
 
 def explain_unreadable(path: str | os.PathLike[str], error: OSError) -> str:

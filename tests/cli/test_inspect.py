@@ -28,6 +28,9 @@ def test_a_folder_of_artifacts(tmp_path: Path) -> None:
     ]
     assert len(rows(printed)["inputs (2)"]) == 2, "parameters are the session's"
     assert "│ 1 SGDOptimizerV2" in printed
+    once = succeed(tmp_path, "inspect", "scaled")
+    assert once.splitlines()[0] == ", ".join(f"scaled/{name}" for name in names)
+    assert once.count("coverage") == 1
     for folder, policy in ((ARTIFACTS, None), (tmp_path / "scaled", "DynamicLossScale")):
         found = json.loads(succeed(tmp_path, "inspect", folder, "--json"))["models"]
         assert list(found) == [str(folder / name) for name in names]

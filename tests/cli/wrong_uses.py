@@ -42,7 +42,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "scale packed.onnx -o o.onnx": ("compressed by gzip", "gunzip"),
     "scale state.safetensors -o o.onnx": ("a safetensors file", "pass an ONNX model here"),
     "scale artifacts/checkpoint -o o.onnx": ("a checkpoint of ONNX Runtime", "pass its folder"),
-    "scale kept -o o.onnx": ("kept is a folder", "pass an ONNX file"),
+    "scale kept -o o.onnx": (
+        "kept is a folder without ONNX files",
+        "or a folder of artifacts with training_model.onnx",
+    ),
     "lower scaled -o o.onnx": ("scaled is a folder", "pass an ONNX file in it, such as scaled/eval_model.onnx"),
     "scale original.onn -o o.onnx": ("No such file", "did you mean original.onnx?"),
     "train step.onnx --data dat.npz": ("No such file", "did you mean data.npz?"),

@@ -207,9 +207,11 @@ class VerifyReport(Summary):
     @property
     def verdict(self) -> str:
         """The verdict, such as "verified", "verified (folder)", "3 checks failed"; see docs/how-to/checking.md."""
-        failed = len(self.failures)
+        failed, unproved = (sum(check.status == status for check in self.checks) for status in (FAILS, UNPROVED))
         if failed:
-            return f"{failed} check{'s' if failed > 1 else ''} failed"
+            return f"{failed} check{'s' if failed > 1 else ''} failed" + (
+                f", {unproved} not proved" if unproved else ""
+            )
         agree = f"numbers agree on {self.runs} runs" if self.runs else "no numbers were compared"
         if not self.ok:
             return f"not proved; {agree}"

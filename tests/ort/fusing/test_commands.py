@@ -176,7 +176,10 @@ def test_the_command(tmp_path: Path) -> None:
     np.savez(tmp_path / "state.npz", **state)
     words = ("export-weights", "state.npz", FOLDERS / "digits_adamw" / "eval_model.onnx")
     printed = succeed(tmp_path, *words, "-o", "model.onnx")
-    assert printed.startswith("4 weights from state.npz -> model.onnx\nnot used: ")
+    first, second = printed.splitlines()
+    assert first == "4 arrays from state.npz -> model.onnx"
+    assert second == "no use there for 8 others, such as moments and constants (-v shows them)"
+    assert "fc1.weight.momentum0" in succeed(tmp_path, *words, "-o", "third.onnx", "-v")
     written = initial_values(onnx.load(tmp_path / "model.onnx"))
     np.testing.assert_array_equal(written["fc1.weight"], state["fc1.weight"])
     found = json.loads(succeed(tmp_path, *words, "-o", "again.onnx", "--json"))
