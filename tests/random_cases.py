@@ -28,7 +28,7 @@ if DEEP and ALONE is not None:
 
 
 # The quick tier runs one case in so many.
-QUICK_SHARE = 30
+QUICK_SHARE = 60
 # For a test that runs its seeds by `run_random_cases`, shared.
 FULL = [pytest.mark.full, pytest.mark.every_share]
 

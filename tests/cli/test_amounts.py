@@ -64,7 +64,7 @@ def test_json_is_one_object_with_the_documented_keys(command: str, folder: Path)
     assert set(json.loads(done.stdout)) == documented()[command]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_quiet(command: str, folder: Path) -> None:
     check_demo(command)

@@ -37,6 +37,7 @@ def test_rules_find_the_bad_example_alone(rule: Rule) -> None:
     assert not any(map(rule.finds, Text("page", "", rule.good).sentences()))
 
 
+@pytest.mark.full
 def test_sentences_are_short() -> None:
     long = [
         f"{text.place}: {sentence}"
@@ -53,6 +54,7 @@ def test_first_lines_of_docstrings_name() -> None:
     assert [text.place for text in all_texts() if text.kind == "docstring" and describing.match(text.text)] == []
 
 
+@pytest.mark.full
 def test_exceptions_are_needed() -> None:
     broken: dict[str, Callable[[str], object]] = {rule.name: rule.finds for rule in RULES}
     broken[LONG] = lambda sentence: count_words(sentence) > LONGEST_SENTENCE

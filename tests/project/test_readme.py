@@ -86,6 +86,7 @@ def test_python_blocks_run(code: str, folder: Path) -> None:
     run([sys.executable, "-c", code], folder)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("commands", COMMANDS, ids=range(len(COMMANDS)))
 def test_commands_run(commands: str, folder: Path) -> None:
     run(["bash", "-e", "-c", commands], folder)

@@ -37,7 +37,7 @@ REFUSED = {
 
 
 @pytest.mark.static
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sorted(set(NAMES) - REFUSED.keys()))
 def test_roles(name: str) -> None:
     content, truth = pack.read(name)

@@ -33,6 +33,7 @@ def test_a_session_says_which_extra_to_install() -> None:
     assert "pip install 'mpi4py>=4' 'mpich>=4.2'" in done.stdout
 
 
+@pytest.mark.full
 def test_the_command_line_says_which_extra_to_install() -> None:
     done = run(
         "sys.argv = ['graphscale', 'train', 'missing.onnx', '--data', 'missing.npz', '--replicas', '2']\n"

@@ -298,7 +298,7 @@ assert session.step(batch()).applied
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.skipif(os.name != "posix", reason="needs limits on the size of files")
 @pytest.mark.parametrize("room", [0, 100, 5000, 100_000])
 @pytest.mark.parametrize("how", ["save_state", "export"])

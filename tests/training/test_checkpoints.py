@@ -216,7 +216,7 @@ STEPS: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
 NEEDS_TRAINING = ("in-place",)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.training if n in NEEDS_TRAINING else ()) for n in STEPS]

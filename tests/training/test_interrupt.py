@@ -46,7 +46,7 @@ def assert_goes_on(folder: Path, whole: Path) -> None:
     assert_same_run(folder, whole)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_stops(number: signal.Signals, code: int, whole: Path, tmp_path: Path) -> None:
     make_digits(tmp_path)

@@ -81,6 +81,7 @@ def test_legends_are_where_no_curve_is(loss: Any, finite: str) -> None:
     assert len({axes.get_window_extent().x0 for axes in figure.axes}) == 1
 
 
+@pytest.mark.full
 def test_losses_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     assert "not finite (1)" in drawn_texts(tmp_path, RUN)
     assert not any("not finite" in text for text in drawn_texts(tmp_path, records_of("T" * 30)))

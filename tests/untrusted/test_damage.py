@@ -95,7 +95,7 @@ GARBAGE = ("{}", "[]", "null", "", "x", "[" * 100_000, '{"a": ' * 50_000, "1" * 
 GARBAGE += ('{"state": 5}', '{"state": [1]}', '{"state": [{}]}')
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("key", ["report", "names", "state", "policy", "telemetry", "original", "target", "version"])
 @pytest.mark.parametrize("call", sorted({call for call, _ in bench.calls_on("step.onnx")}))
 def test_garbage_in_metadata(call: str, key: str, folder: Path) -> None:

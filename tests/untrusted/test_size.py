@@ -293,6 +293,7 @@ def test_fields_are_counted_as_protobuf_reads_them() -> None:
 # --- checkpoints and arrays -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sizes", [(5000, 400_000), (1000, 4000, 1000), (20, 10**8)])
 def test_a_checkpoint_whose_tensors_share_their_bytes(sizes: tuple[int, ...], folder: Path) -> None:
     (folder / "artifacts" / "checkpoint").write_bytes(packed.share(*sizes))

@@ -279,6 +279,7 @@ def test_neither_model_is_changed() -> None:
     assert str(ir.serde.serialize_model(scaled)) == text
 
 
+@pytest.mark.full
 def test_large_graphs_take_time_in_proportion() -> None:
     """Every value renamed and no node named: the structural step has to find them all."""
     model = deep_network(300)

@@ -262,6 +262,7 @@ def exchange(node: ir.Node, one: int, other: int) -> None:
     node.replace_input_with(other, first)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pack_buckets", [True, False])
 def test_mistakes_in_halves(pack_buckets: bool) -> None:
     def codes(half: int, name: str, change: Callable[[ir.Node], None]) -> set[str]:

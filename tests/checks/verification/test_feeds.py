@@ -121,6 +121,7 @@ def test_symbolic_axes_get_one_size() -> None:
         gs.verify(model, scaled, feeds=other)
 
 
+@pytest.mark.full
 @pytest.mark.training
 def test_labels_with_an_axis_of_their_own() -> None:
     """batch * tokens: the scores are measured."""

@@ -30,6 +30,7 @@ def test_training(name: str, emulate: bool) -> None:
     assert {array.dtype for array in own.arrays.values()} == {np.dtype(np.float32)}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.static
 @pytest.mark.parametrize("name", GRAPHS)
 def test_casts_alone(name: str) -> None:
