@@ -57,3 +57,4 @@ if __name__ == "__main__":
     parser.add_argument("--target", default="onnx", choices=["onnx", "ort-cpu"])
     arguments = parser.parse_args()
     prepare(arguments.folder, arguments.target)
+    print(f"{arguments.folder}: the scaled step, its first weights, and {STEPS} batches of {BATCH} digits")

@@ -84,3 +84,4 @@ if __name__ == "__main__":
     parser.add_argument("--runtime", type=Path, default=HERE / "node_modules" / "onnxruntime-web" / "dist")
     arguments = parser.parse_args()
     prepare(arguments.site, arguments.runtime)
+    print(f"{arguments.site}: the page; serve it: python -m http.server --directory {arguments.site}")
