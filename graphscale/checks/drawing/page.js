@@ -115,11 +115,16 @@
     const place = boxes[i].transform.baseVal.getItem(0).matrix;
     return [place.e + body.width.baseVal.value / 2, place.f + body.height.baseVal.value / 2];
   };
+  // The nearest offset that leaves no empty side beside a long drawing, and that centres a short one.
+  const fill = (offset, begin, size, room) => {
+    const first = 40 - begin * scale, last = room - 40 - (begin + size) * scale;
+    return last < first ? Math.min(Math.max(offset, last), first) : (first + last) / 2;
+  };
   const look = (i, least) => {
     const [x, y] = middle(i), [w, h] = centre();
     scale = Math.max(scale, least);
-    left = w - x * scale;
-    top = h - y * scale;
+    left = fill(w - x * scale, whole.x, whole.width, main.clientWidth);
+    top = fill(h - y * scale, whole.y, whole.height, main.clientHeight);
     show();
   };
   // All of the drawing where it can be read; else the place where the scale enters, or the first new node.
