@@ -113,7 +113,7 @@ def test_a_gradient_that_keeps_the_scale_is_seen_in_float16() -> None:
     divisions = [name for name in names if name.startswith("graphscale/unscale-gradients/")]
     rounding = [name for name in divisions if "key.bias" in name]
     assert (len(divisions), len(rounding)) == (36, 2)
-    for i in (names[name] for name in (*divisions[::9], *rounding)):
+    for i in (names[name] for name in (divisions[0], *rounding)):
         broken = onnx.ModelProto()
         broken.CopyFrom(scaled)
         node = broken.graph.node[i]
