@@ -47,13 +47,17 @@ def demo(
     from graphscale.demo.training import require
 
     require()
+    from graphscale.session.loading import choose_device
+
+    providers = provider or [CPU]
+    choose_device(providers)
     picture = output or Path("precision.png" if precision else "demo.png")
     run_plot.check_picture(picture)
     console = make_console()
     if precision:
-        _compare(picture, steps or 300, seed, console, provider or [CPU])
+        _compare(picture, steps or 300, seed, console, providers)
     else:
-        _overflow(picture, steps or 2000, seed, console, provider or [CPU])
+        _overflow(picture, steps or 2000, seed, console, providers)
 
 
 def _overflow(output: Path, steps: int, seed: int, console: Console, providers: Sequence[str]) -> None:

@@ -126,6 +126,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train step.onnx --data data.npz --state state.npz --learning-rate 1": ("no input for it", "--learning-rate-input"),
     "train step.onnx --data data.npz --state state.npz --schedule linear": ("--schedule goes with --learning-rate",),
     "train step.onnx --data data.npz --state state.npz --resume": ("--resume goes with --checkpoint-dir",),
+    "demo --provider nope": ("'nope' is not in the installed onnxruntime", "CPUExecutionProvider"),
     "train step.onnx --data data.npz --state state.npz --checkpoint-dir kept": ("continue it with --resume",),
     # Command lines.
     "scale original.onnx": ("name the file to write with -o", "--dry-run"),
