@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from graphscale.checks.running.private import Results, Runner
 from graphscale.errors import VerifyError, one_line
+from graphscale.graph.widening import FLOATS, widen
 
 __all__ = ["Evaluator", "find_dtypes"]
 
-_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 # Beyond these numbers of weights, the reference evaluator, in numpy, takes minutes.
 _MANY = 2**22
 
@@ -37,7 +37,7 @@ class Evaluator:
     def __init__(self, model: ir.Model, dtype: ir.DataType, fresh: bool = False) -> None:
         self.dtype = dtype.numpy()
         wide = model.clone()
-        _widen(wide.graph, dtype)
+        widen(wide.graph, dtype)
         is_double = dtype is ir.DataType.DOUBLE
         self._runner: Any = _Reference(wide) if is_double else Runner(wide, None, "the graph in float32")
         self._runner.fresh = fresh
@@ -49,7 +49,7 @@ class Evaluator:
             VerifyError: an operator fails, or has no implementation.
         """
         arrays = {name: np.asarray(array) for name, array in feeds.items()}
-        wide = {n: a.astype(self.dtype) if ir.DataType.from_numpy(a.dtype) in _FLOATS else a for n, a in arrays.items()}
+        wide = {n: a.astype(self.dtype) if ir.DataType.from_numpy(a.dtype) in FLOATS else a for n, a in arrays.items()}
         results: Results = self._runner.run(wide)
         return results
 
@@ -91,40 +91,3 @@ class _Reference:
 
     def close(self) -> None:
         """Do nothing, since there is nothing to free."""
-
-
-def _widen(graph: ir.Graph, dtype: ir.DataType) -> None:
-    """Convert values, constants and casts to one floating-point type."""
-    for each in (graph, *graph.subgraphs()):
-        for value in (*each.inputs, *each.initializers.values()):
-            _widen_value(value, dtype)
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            _widen_value(value, dtype)
-        for name, attribute in node.attributes.items():
-            if attribute.is_ref():
-                continue
-            if attribute.type is ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _FLOATS:
-                node.attributes[name] = ir.AttrTensor(name, _wide_tensor(attribute.as_tensor(), dtype))
-            elif name in ("to", "dtype") and attribute.type is ir.AttributeType.INT and attribute.as_int() in _FLOATS:
-                node.attributes[name] = ir.AttrInt64(name, dtype)
-        for name in ("value_float", "value_floats") if node.op_type == "Constant" else ():
-            if name in node.attributes:
-                numbers = np.asarray(node.attributes.pop(name).value, dtype.numpy())
-                node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(numbers))
-        # These operators give float32 by default.
-        if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
-            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(np.zeros(1, dtype.numpy())))
-        elif node.op_type in ("RandomNormal", "RandomUniform") and "dtype" not in node.attributes:
-            node.attributes["dtype"] = ir.AttrInt64("dtype", dtype)
-
-
-def _widen_value(value: ir.Value, dtype: ir.DataType) -> None:
-    if isinstance(value.type, ir.TensorType) and value.dtype in _FLOATS:
-        value.type = ir.TensorType(dtype)  # a clone shares the object of the original
-    if value.const_value is not None and value.const_value.dtype in _FLOATS:
-        value.const_value = _wide_tensor(value.const_value, dtype)
-
-
-def _wide_tensor(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.TensorProtocol:
-    return ir.Tensor(tensor.numpy().astype(dtype.numpy()), name=tensor.name)

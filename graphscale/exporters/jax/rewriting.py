@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from graphscale.errors import ExportError
 
-__all__ = ["KeyWords", "is_number", "rewrite", "rule"]
+__all__ = ["KeyWords", "called", "fold", "is_number", "rewrite", "rule"]
 
 Rule = Callable[..., Any]
 # A scan of no more equations in all becomes copies of its body; one that carries random keys has to.
@@ -105,11 +105,9 @@ def _is_print(equation: Any) -> bool:
 
 def _evaluate(equation: Any, values: list[Any]) -> Sequence[Any]:
     name, params = equation.primitive.name, equation.params
-    if name in _CALLS:
-        inner = params[_CALLS[name]]
-        closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
-        return rewrite(closed, *values)
-    if folded := _fold(equation, values):
+    if (inner := called(equation)) is not None:
+        return rewrite(inner, *values)
+    if folded := fold(equation, values):
         return folded
     if name in _CONTROL:
         return _CONTROL[name](values, params)
@@ -123,6 +121,12 @@ def _evaluate(equation: Any, values: list[Any]) -> Sequence[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
+def called(equation: Any) -> Any:
+    """Return the jaxpr that an equation calls; None for one that is no call."""
+    inner = equation.params[_CALLS[equation.primitive.name]] if equation.primitive.name in _CALLS else None
+    return ClosedJaxpr(inner, ()) if isinstance(inner, Jaxpr) else inner
+
+
 def _word(value: Any, index: int) -> Any:
     return value[index] if isinstance(value, KeyWords) else value
 
@@ -131,8 +135,8 @@ def _bind(equation: Any, values: list[Any]) -> Any:
     return equation.primitive.bind(*values, **equation.params)
 
 
-def _fold(equation: Any, values: list[Any]) -> list[Any] | None:
-    """Compute a small constant."""
+def fold(equation: Any, values: list[Any]) -> list[Any] | None:
+    """Compute a small constant in its own type; None where an operand is no constant."""
     shapes = [variable.aval.shape for variable in equation.outvars]
     if not all(is_number(value) for value in values) or equation.effects:
         return None

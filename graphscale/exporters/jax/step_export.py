@@ -10,11 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import ExportError
-from graphscale.exporters.export_report import TOLERANCE, ExportReport, compare_steps
+from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.requirements import require
 from graphscale.exporters.step_file import complete_step, unique_names
 from graphscale.files import model_files
-from graphscale.files.tensor_files import Arrays
 from graphscale.files.writing import check_output
 
 if TYPE_CHECKING:
@@ -76,18 +75,17 @@ def export_step(
     step = FlatStep.make(step_function, state, batch, hyperparameters or {}, losses)
     unique_names([*step.arrays, *step.outputs])
     dynamic, notes = choose_dynamic(step, dynamic_batch), list(step.notes)
+    refusal = None
     try:
-        model, errors = _export(step, dynamic)
+        model, errors, found = _export(step, dynamic)
     except ExportError as error:
         if dynamic_batch is not None or not dynamic:
             raise
-        model, errors = _export(step, [])
-        notes.append(f"the length of the batch is fixed: {error}")
+        refusal = f"the length of the batch is fixed: {error}"
+    if refusal is not None:
+        model, errors, found = _export(step, [])
+        notes.append(refusal)
     model_files.save(model, target)
-    close = {name: error for name, error in errors.items() if error <= _tolerance(model)}
-    if len(close) < len(errors):
-        far = ", ".join(name for name in errors if name not in close)
-        notes.append(f"the gradient of these is zero but for rounding, in JAX as well: {far}")
     return ExportReport(
         path=os.fspath(path),
         framework=f"JAX {jax.__version__}",
@@ -95,15 +93,16 @@ def export_step(
         inputs=tuple(step.fed),
         states=len(step.pairs),
         steps=_STEPS,
-        errors=close,
-        notes=tuple(notes),
+        errors=errors,
+        notes=(*notes, *found),
     )
 
 
-def _export(step: FlatStep, dynamic: Sequence[str]) -> tuple[ir.Model, dict[str, float]]:
-    """Return the file's model, and the largest error of each output."""
+def _export(step: FlatStep, dynamic: Sequence[str]) -> tuple[ir.Model, dict[str, float], list[str]]:
+    """Return the file's model, the largest error of each output, and notes for the user."""
     import jax
 
+    from graphscale.exporters.jax.step_comparison import compare
     from graphscale.exporters.jax.tracing_steps import to_onnx
 
     model = to_onnx(step, dynamic)
@@ -115,56 +114,9 @@ def _export(step: FlatStep, dynamic: Sequence[str]) -> tuple[ir.Model, dict[str,
         metrics=[name for name in step.results if name not in step.losses],
         documentation=f"Training step exported from JAX {jax.__version__}.",
     )
-    errors = _compare(step, model, step.fed, _STEPS)
+    errors, notes = compare(step, model, step.fed, _STEPS)
     if dynamic:
         fed = step.fed
         longer = {name: np.concatenate([fed[name], fed[name][:1]]) for name in dynamic}
-        _compare(step, model, fed | longer, 1)
-    return model, errors
-
-
-def _compare(step: FlatStep, model: ir.Model, fed: Arrays, count: int) -> dict[str, float]:
-    """Compare the export with JAX; where they differ, by more than JAX's own rounding."""
-    first, narrowest = step.state.arrays, "float16" if _uses_float16(model) else ""
-    expected = _run(step, fed, first, count)
-    try:
-        return compare_steps(model, fed, first, step.pairs, expected, narrowest=narrowest)
-    except ExportError:
-        if (exact := _run_exactly(step, fed, first, count)) is None:
-            raise
-        return compare_steps(model, fed, first, step.pairs, expected, exact, narrowest)
-
-
-def _uses_float16(model: ir.Model) -> bool:
-    return any(value.dtype == ir.DataType.FLOAT16 for node in model.graph for value in node.outputs)
-
-
-def _tolerance(model: ir.Model) -> float:
-    return TOLERANCE["float16" if _uses_float16(model) else "float32"]
-
-
-def _run(step: FlatStep, fed: Arrays, state: Arrays, count: int) -> list[Arrays]:
-    """Run the step in JAX, count times; return its outputs."""
-    import jax
-
-    run, found = jax.jit(step.run), []
-    for _ in range(count):
-        outputs = dict(zip(step.outputs, map(np.asarray, run(*fed.values(), *state.values())), strict=True))
-        state = {name: outputs[output] for output, name in step.pairs.items()}
-        found.append(outputs)
-    return found
-
-
-def _run_exactly(step: FlatStep, fed: Arrays, state: Arrays, count: int) -> list[Arrays] | None:
-    """Run the step in float64; None where it cannot."""
-    import jax
-
-    try:
-        with jax.enable_x64(True):
-            return _run(step, _widen(fed), _widen(state), count)
-    except Exception:  # of the user's code, in a type that it may not know
-        return None
-
-
-def _widen(values: Arrays) -> Arrays:
-    return {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in values.items()}
+        compare(step, model, fed | longer, 1)
+    return model, errors, notes
