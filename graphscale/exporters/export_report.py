@@ -161,6 +161,7 @@ def _error_of(name: str, actual: np.ndarray[Any, Any], wanted: Any, exact: Any, 
         error = float(np.where(same, 0.0, np.abs(got - want)).max() / scale)
         allowed = max(TOLERANCE[value.dtype.name], least) if value.dtype.name in TOLERANCE else 0.0
         if exact is not None:
-            rounding = float(np.nan_to_num(np.abs(want - np.asarray(exact, np.float64))).max() / scale)
+            distance = np.abs(want - np.asarray(exact, np.float64))
+            rounding = float(np.where(np.isfinite(distance), distance, 0.0).max() / scale)
             allowed = max(allowed, _CONDITION * rounding)
     return (np.inf if np.isnan(error) else error), allowed

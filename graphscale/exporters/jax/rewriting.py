@@ -196,7 +196,10 @@ def _count(jaxpr: Any) -> int:
 
 
 def _keep_scan(values: list[Any], params: dict[str, Any]) -> list[Any]:
-    """Keep a scan as a loop, forwards: jax2onnx has none that goes backwards."""
+    """Keep a scan as a loop, forwards: jax2onnx has none that goes backwards.
+
+    jax2onnx declares scanned slices of float16 as of another type: they go in as float32.
+    """
     if any(isinstance(value, KeyWords) for value in values):
         raise ExportError("a long scan carries random keys: split them before it, or make the scan shorter")
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
@@ -206,14 +209,17 @@ def _keep_scan(values: list[Any], params: dict[str, Any]) -> list[Any]:
 
     values = [jax.numpy.asarray(value) for value in values]
     scanned = [turn(value) for value in values[last:]]
+    types = [value.dtype for value in scanned]
     slices = [jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for value in scanned]
     examples = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values[:last]]
     body = jax.make_jaxpr(lambda *inner: rewrite(params["jaxpr"], *inner))(*examples, *slices)
 
     def run(carried: Any, parts: Any) -> Any:
+        parts = [jax.lax.convert_element_type(part, dtype) for part, dtype in zip(parts, types, strict=True)]
         results = jaxpr_as_fun(body)(*values[:first], *carried, *parts)
         return results[: last - first], results[last - first :]
 
+    scanned = [value.astype(np.float32) if value.dtype == np.float16 else value for value in scanned]
     carried, stacked = jax.lax.scan(run, values[first:last], scanned, length=params["length"])
     return [*carried, *map(turn, stacked)]
 

@@ -13,9 +13,9 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from graphscale.errors import ExportError
 from graphscale.exporters.export_report import TOLERANCE, compare_steps
 from graphscale.exporters.jax.step_function import FlatStep
-from graphscale.exporters.jax.widening import widen
+from graphscale.exporters.jax.wide_jaxpr import widen_jaxpr
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph import widening
+from graphscale.graph.widening import widen
 
 __all__ = ["compare"]
 
@@ -23,10 +23,10 @@ __all__ = ["compare"]
 def compare(step: FlatStep, model: ir.Model, fed: Arrays, count: int) -> tuple[dict[str, float], list[str]]:
     """Compare an exported step with JAX.
 
-    An optimizer such as Adam divides a gradient by its own size. A gradient near zero then decides by its rounding alone
-    where a weight goes, and nothing follows from the comparison of float16 weights. So a step with float16 is compared
-    twice: with float32 in place of float16 in the file and in JAX, by the tolerance of float32, and as it is. Of the
-    second comparison, an output may be as far from JAX's as a multiple of the distance between both steps of JAX.
+    An optimizer such as Adam divides a gradient by its own size: the rounding of a gradient near zero decides the
+    direction of its weight, and weights from float16 gradients prove nothing. So a step with float16 is compared twice.
+    With float32 in place of float16, in the file and in JAX, the tolerance is that of float32. Without the replacement,
+    an output may be as far from JAX's as a multiple of the distance between both steps of JAX.
 
     Args:
         step: the step.
@@ -51,8 +51,8 @@ def compare(step: FlatStep, model: ir.Model, fed: Arrays, count: int) -> tuple[d
         errors = _compare_precisely(step, model, fed, first, expected, trace)
         return _split(errors, TOLERANCE["float32"], "the gradient of these is zero but for rounding")
     traced = trace()
-    wide, twin = widen(traced, np.float32, [np.float16]), model.clone()
-    widening.widen(twin.graph, ir.DataType.FLOAT, [ir.DataType.FLOAT16])
+    wide, twin = widen_jaxpr(traced, np.float32, [np.float16]), model.clone()
+    widen(twin.graph, ir.DataType.FLOAT, [ir.DataType.FLOAT16])
     wide_fed, wide_first = _convert(fed, np.float16, np.float32), _convert(first, np.float16, np.float32)
     precise = _run(step, jaxpr_as_fun(wide), wide_fed, wide_first, count)
     in_float32 = _compare_precisely(step, twin, wide_fed, wide_first, precise, lambda: wide)
@@ -109,7 +109,7 @@ def _run_exactly(step: FlatStep, traced: ClosedJaxpr, fed: Arrays, state: Arrays
     narrow, wide = np.float32, np.float64
     try:
         with jax.enable_x64(True):
-            function = jaxpr_as_fun(widen(traced, wide, [narrow]))
+            function = jaxpr_as_fun(widen_jaxpr(traced, wide, [narrow]))
             return _run(step, function, _convert(fed, narrow, wide), _convert(state, narrow, wide), count)
     except Exception:  # a primitive that has no float64
         return None

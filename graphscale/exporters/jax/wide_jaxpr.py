@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from graphscale.exporters.jax.rewriting import called, fold
 
-__all__ = ["widen"]
+__all__ = ["widen_jaxpr"]
 
 # The formulas of these depend on the bits of their type.
 _BITS = {"bitcast_convert_type", "nextafter", "reduce_precision"}
@@ -83,7 +83,7 @@ def _known(constant: Any) -> Any:
     return np.asarray(constant) if is_plain else constant
 
 
-def widen(closed: ClosedJaxpr, dtype: Any, replaced: Collection[Any]) -> ClosedJaxpr:
+def widen_jaxpr(closed: ClosedJaxpr, dtype: Any, replaced: Collection[Any]) -> ClosedJaxpr:
     """Return a jaxpr that computes in one floating-point type in place of others.
 
     Args:
