@@ -10,6 +10,8 @@ from graphscale.exporters.trained_state import read_trained
 
 __all__ = ["load_weights"]
 
+_SHOWN = 3  # names in a message
+
 
 def load_weights(step_or_state: Any, state: Any) -> Any:
     """Return the state of a step with its trained values: weights, moments, counters, random keys.
@@ -31,12 +33,15 @@ def load_weights(step_or_state: Any, state: Any) -> Any:
 
     from graphscale.exporters.jax.state_tree import Tree
 
-    values, tree = read_trained(step_or_state).arrays, Tree.make(state, "state")
+    trained, tree = read_trained(step_or_state), Tree.make(state, "state")
+    values = trained.arrays
     missing = [name for name in tree.names if name not in values]
     if missing:
+        unread = [name for name in values if name not in tree.names]
         raise ExportError(
-            f"there is no trained value of {missing[0]!r}, a part of the state; "
-            f"{len(tree.leaves) - len(missing)} of {len(tree.leaves)} are there"
+            f"{trained.name} has no trained value of {_some(missing)} ({len(missing)} of {len(tree.leaves)} arrays of "
+            f"the state), but of {_some(unread) if unread else 'nothing else'}: pass a state in the containers that "
+            "export_step got"
         )
     for leaf in tree.leaves:
         found = values[leaf.name]
@@ -46,3 +51,8 @@ def load_weights(step_or_state: Any, state: Any) -> Any:
                 f"{leaf.value.dtype}{list(leaf.value.shape)}"
             )
     return tree.build([jnp.asarray(values[name]) for name in tree.names])
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names of a list."""
+    return ", ".join(map(repr, names[:_SHOWN])) + (" ..." if len(names) > _SHOWN else "")
