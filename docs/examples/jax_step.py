@@ -25,15 +25,20 @@ def step(state: tuple, batch: dict) -> tuple:
     return (optax.apply_updates(params, updates), moments), loss
 
 
-rng = np.random.default_rng(0)
-params = {
-    "fc1.weight": rng.normal(size=(16, 32), scale=0.25).astype(np.float32),
-    "fc1.bias": np.zeros(32, np.float32),
-    "fc2.weight": rng.normal(size=(32, 10), scale=0.18).astype(np.float32),
-    "fc2.bias": np.zeros(10, np.float32),
-}
-batch = {"x": rng.normal(size=(8, 16)).astype(np.float32), "labels": rng.integers(0, 10, 8, dtype=np.int32)}
-np.savez("step.npz", **batch)
+def first_state(rng: np.random.Generator) -> tuple:
+    """Weights and moments before the first step."""
+    params = {
+        "fc1.weight": rng.normal(size=(16, 32), scale=0.25).astype(np.float32),
+        "fc1.bias": np.zeros(32, np.float32),
+        "fc2.weight": rng.normal(size=(32, 10), scale=0.18).astype(np.float32),
+        "fc2.bias": np.zeros(10, np.float32),
+    }
+    return params, optimizer.init(params)
 
-report = gs.exporters.jax.export_step(step, (params, optimizer.init(params)), batch, "step.onnx")
-print(report)
+
+if __name__ == "__main__":
+    rng = np.random.default_rng(0)
+    state = first_state(rng)
+    batch = {"x": rng.normal(size=(8, 16)).astype(np.float32), "labels": rng.integers(0, 10, 8, dtype=np.int32)}
+    np.savez("step.npz", **batch)
+    print(gs.exporters.jax.export_step(step, state, batch, "step.onnx"))
