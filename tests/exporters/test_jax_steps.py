@@ -298,7 +298,8 @@ def test_a_batch_of_a_fixed_length_is_noted_or_refused(tmp_path: Path) -> None:
         return w - gradient, loss
 
     (note,) = export_step(step, W, BATCH["x"], tmp_path / "step.onnx").notes
-    assert note.startswith("the length of the batch is fixed: JAX cannot trace the step")
+    assert note.startswith("the length of the batch is fixed, as by dynamic_batch=False: JAX cannot trace the step")
+    assert "; pass" not in note
     with pytest.raises(ExportError, match="pass dynamic_batch=False"):
         export_step(step, W, BATCH["x"], tmp_path / "other.onnx", dynamic_batch=True)
 
@@ -317,8 +318,10 @@ def test_load_weights_wants_every_value() -> None:
     values = {"params.w": W, "count": np.int32(3)}
     back = load_weights(values, {"params": {"w": np.zeros_like(W)}, "count": 0})
     assert back["count"] == 3 and (back["params"]["w"] == W).all()
-    with pytest.raises(ExportError, match=r"no trained value of 'params\.b'"):
+    with pytest.raises(ExportError, match=r"the state has no trained value of 'params\.b' \(1 of 2 .*'count'"):
         load_weights(values, {"params": {"w": W, "b": W}})
+    with pytest.raises(ExportError, match=r"of 'count', 'w' \(2 of 2 .* but of 'params\.w', 'steps'"):
+        load_weights({"params.w": W, "steps": np.int32(3)}, {"w": W, "count": 0})
     with pytest.raises(ExportError, match=r"'params.w' is float32\[6, 3\], in the state float32\[3, 6\]"):
         load_weights(values, {"params": {"w": W.T}})
     with pytest.raises(ExportError, match="pass a session"):

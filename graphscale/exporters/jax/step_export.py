@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_step"]
 
+_HINTS = re.compile("[;:] (pass dynamic_batch=False|nothing is written)")
 _STEPS = 2  # compared ones: moments take part from the second on
 
 
@@ -81,10 +83,10 @@ def export_step(
     except ExportError as error:
         if dynamic_batch is not None or not dynamic:
             raise
-        refusal = f"the length of the batch is fixed: {error}"
+        refusal = _HINTS.sub("", str(error))
     if refusal is not None:
         model, errors, found = _export(step, [])
-        notes.append(refusal)
+        notes.append(f"the length of the batch is fixed, as by dynamic_batch=False: {refusal}")
     model_files.save(model, target)
     return ExportReport(
         path=os.fspath(path),
