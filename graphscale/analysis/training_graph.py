@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
@@ -221,16 +221,36 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
         wanted = () if solver.cotangents else (v for v in find_gradient_like_values(topology) if v not in behind)
         solver.solve(wanted)
     except (NonlinearGradientError, SeedNotFoundError) as error:
-        optimizer = OptimizerContractions(topology)
-        solver = Solver(topology, seed, chosen, optimizer.nodes)
-        if not optimizer.nodes or not solver.cotangents:
-            raise
-        solver.solve()
-        missed = {node for node in optimizer.nodes if not any(solver.plan.edges(node).values())}
-        if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
+        other = _solve_without_optimizer(topology, seed, chosen)
+        if other is None:
             raise error from None
-        return solver, missed
+        return other
+    # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
+    if _find_missed(solver, topology.contractions & topology.backward):
+        with contextlib.suppress(GraphscaleError):
+            other = _solve_without_optimizer(topology, seed, chosen)
+            if other is not None and not _find_missed(other[0], topology.contractions & topology.backward - other[1]):
+                return other
     return solver, set()
+
+
+def _solve_without_optimizer(
+    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
+) -> tuple[Solver, Set[ir.Node]] | None:
+    """Solve without the contractions that may be the optimizer's; return None if one of those missed may be another."""
+    optimizer = OptimizerContractions(topology)
+    solver = Solver(topology, seed, chosen, optimizer.nodes)
+    if not optimizer.nodes or not solver.cotangents:
+        return None
+    solver.solve()
+    missed = _find_missed(solver, optimizer.nodes)
+    if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
+        return None
+    return solver, missed
+
+
+def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
+    return {node for node in contractions if not any(solver.plan.edges(node).values())}
 
 
 def _why_no_place(solver: Solver) -> str:

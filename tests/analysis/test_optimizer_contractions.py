@@ -72,6 +72,37 @@ def test_contractions_of_the_optimizer_need_no_scale(text: str, inputs: str, out
     assert (report.contractions, report.missed) == (3, ())
 
 
+def test_muon_with_its_rounds_in_a_loop() -> None:
+    """The scale ends at the norm ahead of the loop, and the search succeeds without the finished gradients."""
+    rounds = """
+        norm = Sqrt(ReduceSum(m1_next * m1_next, keepdims=0)) + epsilon
+        first = m1_next / norm
+    """
+    loop = """
+        o1 = Loop(five, go, first) <body = round (int64 i, bool on, float[4,5] n_in) => (bool going, float[4,5] n) {
+            going = Identity(on)
+            n_t = Transpose<perm = [1, 0]>(n_in)
+            square = MatMul(n_in, n_t)
+            cube = MatMul(square, n_in)
+            less = Mul(cube, half)
+            grown = Mul(n_in, more)
+            n = Sub(grown, less)
+        }>
+    """
+    model = step(
+        nodes("m1_next = m1 * beta + dw1;" + rounds)
+        + loop
+        + nodes("w1_next = w1 - o1 * rate; w2_next = w2 - rate * dw2"),
+        inputs="float[4,5] m1",
+        outputs=listed(NEXT, "float[4,5] m1_next"),
+        constants=NUMBERS + ", int64 five = {5}, bool go = {1}",
+    )
+    report = assert_same_step(model)
+    assert [place.value for place in report.places] == ["two_over_n"]
+    assert {gradient.value for gradient in report.gradients} == {"dw1", "dw2"}
+    assert (report.contractions, report.missed) == (3, ())
+
+
 EXTRA = {"q_next": "float[5,5]", "x_shown": "float[8,4]", "w0_shown": "float[4,4]", "m1_next": "float[4,5]"}
 BACKWARD = "dy = d * two_over_n; dw2 = a.T @ dy; da = dy @ w2.T; df = da * (one - a * a); "
 AGAIN = "again = (w0.T @ x.T).T; "
