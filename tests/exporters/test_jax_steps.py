@@ -258,6 +258,12 @@ def transform(state: Any, batch: Any) -> Any:
     return state, jnp.abs(jnp.fft.fft(batch @ state)).mean()
 
 
+def attend(state: Any, batch: Any) -> Any:
+    """Attention in float16, which JAX has for some GPUs alone."""
+    heads = (batch @ state).astype(jnp.float16).reshape(1, -1, 1, 3)
+    return state, jax.nn.dot_product_attention(heads, heads, heads).sum().astype(jnp.float32)
+
+
 W = real(6, 3)
 REFUSED = {
     "order": (lambda s, b: plain(s, b)[::-1], W, {}, r"return \(new state, loss\)"),
@@ -277,6 +283,12 @@ REFUSED = {
     "type": (
         lambda s, b: (s, (b.astype(jnp.bfloat16) @ s.astype(jnp.bfloat16)).sum().astype(jnp.float32)),
         *(W, {"dynamic_batch": False}, "the step computes in bfloat16"),
+    ),
+    "algorithm": (
+        attend,
+        W,
+        {"dynamic_batch": False},
+        "JAX cannot run the step on cpu: ValueError: The precision 'F16",
     ),
     "rows": (plain, W, {"dynamic_batch": ["y"]}, "dynamic_batch: 'y' is no array of the batch with an axis: batch"),
     "empty": (lambda s, b: ({}, b.sum()), {}, {}, "the state has no arrays"),

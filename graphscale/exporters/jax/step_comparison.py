@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from graphscale.errors import ExportError
+from graphscale.errors import ExportError, one_line
 from graphscale.exporters.export_report import TOLERANCE, compare_steps
 from graphscale.exporters.jax.step_function import FlatStep
 from graphscale.exporters.jax.wide_jaxpr import widen_jaxpr
@@ -46,7 +46,14 @@ def compare(step: FlatStep, model: ir.Model, fed: Arrays, count: int) -> tuple[d
     def trace() -> ClosedJaxpr:
         return jax.make_jaxpr(step.run)(*fed.values(), *first.values())
 
-    expected = _run(step, step.run, fed, first, count)
+    try:
+        expected = _run(step, step.run, fed, first, count)
+    except Exception as error:  # of JAX's compiler
+        reason = one_line(next(iter(str(error).splitlines()), ""))
+        raise ExportError(
+            f"JAX cannot run the step on {jax.default_backend()}: {type(error).__name__}: {reason}; export it where it "
+            "runs, or write this part of the step with others"
+        ) from error
     if not _uses_float16(model):
         errors = _compare_precisely(step, model, fed, first, expected, trace)
         return _split(errors, TOLERANCE["float32"], "the gradient of these is zero but for rounding")

@@ -59,7 +59,7 @@ class _Widening:
             values = [x.astype(atom.aval.dtype) for x, atom in zip(values, equation.invars, strict=True)]
         else:
             values = [self._wide(value) for value in values]
-            params = {name: self._param(value) for name, value in params.items()}
+            params = {name: None if name == "precision" else self._param(value) for name, value in params.items()}
         results = equation.primitive.bind(*values, **params)
         return [self._wide(x) for x in (results if equation.primitive.multiple_results else [results])]
 
