@@ -146,9 +146,15 @@ class _EagerLoop:
             errors.add("metrics", name, results[name], torch.as_tensor(metrics[name]))
         self._compare_gradients(tensors, state, results, module_before, errors)
         before = {name: weight.detach().clone() for name, weight in self._moved.items()}
-        found = {name: torch.from_numpy(results[f"{name}.gradient"]) for name in step.weights}
+        # ONNX Runtime may have widened them.
+        found = {n: torch.from_numpy(results[f"{n}.gradient"]).to(w.dtype) for n, w in self._moved.items()}
         self._optimizer.step(self._clip(found))
         for name, weight in self._moved.items():
+            if not torch.isfinite(weight).all():
+                raise ExportError(
+                    f"PyTorch's own step {count + 1} makes {name} infinite or NaN on the example batch; pass another "
+                    "batch, or options of the optimizer"
+                )
             label = f"{name}.master" if name in step.masters else name
             self._compare_weight(label, results[next_name(label)], before[name], weight, errors)
             with torch.no_grad():
@@ -203,13 +209,10 @@ class _EagerLoop:
 
     def _clip(self, gradients: Tensors) -> Tensors:
         """Clip gradients by PyTorch's own function."""
-        step = self._step
-        held = {
-            name: g.to(step.masters[name].dtype) if name in step.masters else g.clone() for name, g in gradients.items()
-        }
-        if step.clip_norm is not None:
+        held = {name: gradient.clone() for name, gradient in gradients.items()}
+        if self._step.clip_norm is not None:
             carriers = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in held.values()]
             for carrier, gradient in zip(carriers, held.values(), strict=True):
                 carrier.grad = gradient
-            torch.nn.utils.clip_grad_norm_(carriers, step.clip_norm)
+            torch.nn.utils.clip_grad_norm_(carriers, self._step.clip_norm)
         return held

@@ -18,10 +18,10 @@ from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.pytorch import onnx_step, traced_step
 from graphscale.exporters.pytorch.eager_comparison import compare
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
-from graphscale.exporters.pytorch.half_precision import halve
+from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advising_masters, halve, refuse_bfloat16
 from graphscale.exporters.pytorch.module_tensors import parameters_of
 from graphscale.exporters.pytorch.refusals import refuse
-from graphscale.exporters.pytorch.torch_optimizers import make_optimizer
+from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
 from graphscale.exporters.step_file import unique_names
 from graphscale.files import model_files
 from graphscale.files.writing import check_output
@@ -48,20 +48,22 @@ def export(
     call = LossCall(module, loss)
     batch = ExampleBatch(example_batch, call.names(example_batch))
     work = _copy(module)
+    refuse_bfloat16(work, batch.tensors.values())
     if masters:
         work = halve(work)
     step = _make_step(work, module, batch, call, optimizer, clip_norm, masters)
     dynamic = _dynamic_inputs(batch) if dynamic_batch else []
     flags = {name: name in dynamic for name in step.inputs}
-    try:
-        graph = traced_step.trace(step, list(step.inputs.values()), list(flags.values()))
-        model = onnx_step.convert(graph, step, flags)
-    except ExportError:
-        raise
-    except Exception as error:  # PyTorch's exporters raise many kinds
-        raise refuse(error, work, batch, call) from error
-    onnx_step.embed_first_values(model, step, type(module).__name__)
-    errors, count = _compare(model, step, work, batch, call, dynamic, target)
+    with advising_masters(work, masters):
+        try:
+            graph = traced_step.trace(step, list(step.inputs.values()), list(flags.values()))
+            model = onnx_step.convert(graph, step, flags)
+        except ExportError:
+            raise
+        except Exception as error:  # PyTorch's exporters raise many kinds
+            raise refuse(error, work, batch, call) from error
+        onnx_step.embed_first_values(model, step, type(module).__name__)
+        errors, count = _compare(model, step, work, batch, call, dynamic, target)
     onnx_step.drop_gradients(model, step)
     model_files.save(model, target)
     reads_rate = traced_step.RATE in model.graph.initializers
@@ -84,6 +86,8 @@ def _notes(step: traced_step.StepFunction, batch: ExampleBatch, dynamic: list[st
     fixed = [name for name in batch.tensors if name not in dynamic]
     if fixed:
         yield f"of fixed size: {', '.join(fixed)}"
+    if not step.masters and any(value.dtype == torch.float16 for value in step.weights.values()):
+        yield "weights are updated in float16, which loses small updates; masters=True carries float32 masters"
     if step.constants:
         yield f"{len(step.constants)} parameters and buffers are constants, such as {next(iter(step.constants))}"
     if step.random_state is not None:
@@ -106,7 +110,13 @@ def _make_step(
         raise ExportError("the module has no parameter that requires a gradient; nothing can be trained")
     forward = traced_step.Forward(work, batch, call)
     seed = torch.tensor(torch.initial_seed() % 2**31)
-    tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
+    with advising_masters(work, masters), Bfloat16Watch() as watch:
+        tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
+    if watch.has_found:
+        raise ExportError(
+            "the module or the loss computes in bfloat16, which needs no loss scale, and for which ONNX Runtime has no "
+            "kernels on a CPU; leave out torch.autocast, and pass masters=True for float16"
+        )
     if tried.random.refused:
         raise ExportError(
             f"the step draws random numbers by {tried.random.refused[0]}, which has no counterpart in a step; draw "
@@ -114,7 +124,12 @@ def _make_step(
         )
     copies = {n: w.float() if masters and w.dtype == torch.float16 else w for n, w in trained.items()}
     originals = {id(parameter): name for name, parameter in parameters_of(module).items()}
-    made = make_optimizer(optimizer, {name: copies[name] for name in tried.gradients}, originals)
+    with Bfloat16Watch() as watch:
+        made = make_optimizer(optimizer, {name: copies[name] for name in tried.gradients}, originals)
+    if watch.has_found:
+        raise ExportError(
+            f"{made.label} computes in bfloat16, for which ONNX Runtime has no kernels on a CPU; {OTHERS}"
+        )
     weights = {name: trained[name] for name in made.weights}
     buffers = {name: others[name] for name in others if name in tried.changed}
     step = traced_step.StepFunction(

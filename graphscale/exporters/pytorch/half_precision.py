@@ -1,13 +1,18 @@
-"""A module in float16, with its normalizations in float32."""
+"""Modules in half precision: float16 with normalizations in float32, and refusals of types that cannot be exported."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["halve"]
+from graphscale.errors import ExportError
+
+__all__ = ["Bfloat16Watch", "advising_masters", "halve", "refuse_bfloat16"]
 
 _NORMALIZATIONS = (
     torch.nn.modules.batchnorm._NormBase,
@@ -45,3 +50,50 @@ def _cast_calls(module: Any, inputs: Any, outputs: Any) -> None:
 
     module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
     module.register_forward_hook(after)
+
+
+class Bfloat16Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Notices operators that compute in bfloat16, in a `with` block.
+
+    Attributes:
+        has_found: whether one did.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.has_found |= _has_bfloat16(tree_leaves(result))
+        return result
+
+
+def _has_bfloat16(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 for value in values)
+
+
+def refuse_bfloat16(module: Any, batch: Iterable[Any]) -> None:
+    """Check that neither a module nor a batch holds bfloat16.
+
+    Raises:
+        ExportError: one does.
+    """
+    if _has_bfloat16((*module.parameters(), *module.buffers())):
+        raise ExportError(
+            "the module is in bfloat16, which needs no loss scale, and for which ONNX Runtime has no kernels on a CPU; "
+            "pass module.float(), and masters=True for float16"
+        )
+    if _has_bfloat16(batch):
+        raise ExportError("the example batch holds bfloat16, which no step can be fed with; pass float32 tensors")
+
+
+@contextlib.contextmanager
+def advising_masters(module: Any, masters: bool) -> Iterator[None]:
+    """Let the errors of a module in float16 name its float32 masters."""
+    try:
+        yield
+    except ExportError as error:
+        if masters or all(parameter.dtype != torch.float16 for parameter in module.parameters()):
+            raise
+        raise ExportError(f"{error}; the module is in float16: pass masters=True, for float32 masters") from error
