@@ -107,6 +107,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any, Any, dic
     "statistics": (Convolutions, lambda: (torch.randn(5, 1, 8, 8), classes(3, 5)), cross_entropy, SGD, {}),
     "resized": (Unet, lambda: (torch.randn(3, 1, 8, 8), torch.randn(3, 1, 8, 8)), mse_loss, "adamw", {}),
     "tied": (Tied, tokens, ignoring, "adamw", {}),
+    "rprop": (
+        lambda: nn.Linear(8, 4),
+        lambda: (torch.randn(6, 8), classes(4, 6)),
+        cross_entropy,
+        (torch.optim.Rprop, {}),
+        {},
+    ),
     "recurrent": (Recurrent, lambda: (torch.randn(4, 3, 4), torch.randn(4, 2)), mse_loss, SGD, {}),
 }
 
@@ -232,6 +239,20 @@ def _batch(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, 8), classes(4, rows)
 
 
+def autocast_loss(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return cross_entropy(module(batch[0]), batch[1])
+
+
+class Narrow(torch.optim.SGD):
+    """An optimizer of a user that computes in bfloat16."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.sub_(weight.grad.bfloat16() * group["lr"])
+
+
 REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = {
     "no parameter": (lambda: (nn.ReLU(), (torch.randn(6, 8), torch.randn(6, 8)), mse_loss, "sgd"), {}, "no parameter"),
     "no module": (lambda: (torch.relu, _batch(), cross_entropy, "sgd"), {}, "pass a torch.nn.Module"),
@@ -240,7 +261,38 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "one row": (lambda: (nn.Linear(8, 4), _batch(1), cross_entropy, "sgd"), {}, "1 row"),
     "a branch": (lambda: (Branching(), _batch(), cross_entropy, "sgd"), {}, "depends on the values of a tensor"),
     "LBFGS": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, torch.optim.LBFGS), {}, "LBFGS"),
-    "Adafactor": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adafactor"), {}, "optimizer adafactor; pass"),
+    "Adafactor": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adafactor"), {}, "or one of 'adamw'"),
+    "Muon": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "muon"), {}, "torch.optim.Muon cannot be exported"),
+    "another in bfloat16": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, Narrow), {}, "Narrow computes in bfl"),
+    "bfloat16": (lambda: (nn.Linear(8, 4).bfloat16(), _batch(), cross_entropy, "sgd"), {}, "pass module.float()"),
+    "bfloat16 masters": (
+        lambda: (nn.Linear(8, 4).bfloat16(), _batch(), cross_entropy, "sgd"),
+        {"masters": True},
+        "pass module.float()",
+    ),
+    "bfloat16 batch": (
+        lambda: (nn.Linear(8, 4), [_batch()[0].bfloat16(), _batch()[1]], cross_entropy, "sgd"),
+        {},
+        "pass float32",
+    ),
+    "autocast": (lambda: (nn.Linear(8, 4), _batch(), autocast_loss, "sgd"), {}, "leave out torch.autocast"),
+    "float16": (lambda: (nn.Linear(8, 4).half(), _batch(), cross_entropy, "sgd"), {}, "pass masters=True"),
+    "float16 epsilon": (
+        lambda: (nn.Linear(8, 4).half(), (_batch()[0].half(), _batch()[1]), cross_entropy, "adamw"),
+        {},
+        "step 1 makes weight infinite or NaN on the example batch; pass another batch, or options of the optimizer; the "
+        "module is in float16: pass masters=True",
+    ),
+    "float16 normalization": (
+        lambda: (
+            nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)).half(),
+            (_batch()[0].half(), _batch()[1]),
+            cross_entropy,
+            "sgd",
+        ),
+        {},
+        "pass masters=True",
+    ),
     "clipping": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "sgd"), {"clip_norm": -1}, "clip_norm"),
 }
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphscale.errors import ExportError, one_line
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall
 from graphscale.exporters.pytorch.random_operators import RandomOperators
+from graphscale.exporters.pytorch.torch_optimizers import OTHERS
 
 __all__ = ["refuse"]
 
@@ -29,10 +30,7 @@ def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCal
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     texts = [f"{type(part).__name__}: {part}" for part in chain]
     if (name := _find_optimizer(chain[0])) is not None:
-        return ExportError(
-            f"PyTorch cannot trace its optimizer {name}; pass another one, or its rule as a function: "
-            f"{one_line(texts[-1])[:200]}"
-        )
+        return ExportError(f"PyTorch cannot trace its optimizer {name} ({one_line(texts[-1])[:200]}); {OTHERS}")
     for part, text in zip(chain, texts, strict=True):
         if any(mark in text for mark in _DATA_DEPENDENT):
             return ExportError(

@@ -14,13 +14,26 @@ from torch.overrides import TorchFunctionMode
 
 from graphscale.errors import ExportError, one_line
 
-__all__ = ["FunctionOptimizer", "TorchOptimizer", "make_optimizer"]
+__all__ = ["OTHERS", "FunctionOptimizer", "TorchOptimizer", "make_optimizer"]
 
 Tensor = Any
 Tensors = dict[str, Tensor]
 
 _SHARED = "optimizer"  # the prefix of numbers that are one for all weights
 _DEFAULT_RATE = 1e-3
+
+# The end of a refusal.
+OTHERS = (
+    "pass its rule as a function, or one of 'adamw', 'adam', 'sgd', 'rmsprop', 'adagrad', 'adadelta', 'adamax', "
+    "'nadam', 'radam', 'asgd', 'rprop'"
+)
+# Classes of torch.optim that no graph can have, and why.
+_REFUSED = {
+    "Adafactor": "its step depends on the values of tensors",
+    "LBFGS": "it evaluates the loss several times in a step",
+    "Muon": "it computes in bfloat16, for which ONNX Runtime has no kernels on a CPU",
+    "SparseAdam": "it takes sparse gradients alone",
+}
 
 
 class TorchOptimizer:
@@ -54,12 +67,13 @@ class TorchOptimizer:
         except ExportError:
             raise
         except Exception as error:  # whatever its step raises
-            raise ExportError(f"{self.label} cannot be part of a graph: {one_line(error)}") from error
+            raise ExportError(f"{self.label} cannot be exported: {one_line(error)}; {OTHERS}") from error
 
     @property
     def label(self) -> str:
         """Its class, for a report."""
-        return f"torch.optim.{self._class.__name__}"
+        prefix = "torch.optim." if self._class.__module__.startswith("torch.optim") else ""
+        return f"{prefix}{self._class.__name__}"
 
     def _first_state(self, params: Tensors, given: Mapping[str, Any]) -> Tensors:
         """Return the state before the next step, and remember the name of each part."""
@@ -117,6 +131,8 @@ class TorchOptimizer:
         groups, rest = [], list(params.values())
         for options, size in zip(self._groups, self._sizes, strict=True):
             settings = {"capturable": True, "foreach": False, "fused": None}
+            if "step_sizes" in options:  # PyTorch cannot trace the whole number among those of Rprop
+                settings["step_sizes"] = tuple(map(float, options["step_sizes"]))
             groups.append({**options, **{k: v for k, v in settings.items() if k in options}, "params": rest[:size]})
             rest = rest[size:]
         return self._class(groups, **_required(self._class))
@@ -259,6 +275,9 @@ def make_optimizer(optimizer: Any, weights: Tensors, originals: Mapping[int, str
         if optimizer.lower() not in known:
             raise ExportError(f"there is no optimizer {optimizer!r}; known are {', '.join(sorted(known))}")
         optimizer = known[optimizer.lower()]
+    kind = optimizer if inspect.isclass(optimizer) else type(optimizer)
+    if kind.__name__ in _REFUSED and kind.__module__.startswith("torch.optim"):
+        raise ExportError(f"torch.optim.{kind.__name__} cannot be exported: {_REFUSED[kind.__name__]}; {OTHERS}")
     if isinstance(optimizer, torch.optim.Optimizer):
         return _of_instance(optimizer, weights, originals)
     if _is_optimizer(optimizer):
