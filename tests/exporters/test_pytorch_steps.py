@@ -20,7 +20,7 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript"
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, interpolate, max_pool2d, mse_loss
+from torch.nn.functional import cross_entropy, ctc_loss, grid_sample, interpolate, max_pool2d, mse_loss
 
 from graphscale.exporters.pytorch import traced_step
 
@@ -81,6 +81,18 @@ class Recurrent(nn.Module):
         return self.out(self.cells(series)[0][:, -1])
 
 
+class Bags(nn.Module):
+    """Bags of embeddings, and windows that end behind the border."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.pool = nn.EmbeddingBag(12, 10, padding_idx=3), nn.AvgPool2d(2, ceil_mode=True)
+        self.out = nn.Linear(3, 4)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(self.pool(self.bags(words).unflatten(1, (1, 2, 5))).flatten(1))
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.LayerNorm(16), nn.Linear(16, 4))
 
@@ -107,6 +119,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any, Any, dic
     "statistics": (Convolutions, lambda: (torch.randn(5, 1, 8, 8), classes(3, 5)), cross_entropy, SGD, {}),
     "resized": (Unet, lambda: (torch.randn(3, 1, 8, 8), torch.randn(3, 1, 8, 8)), mse_loss, "adamw", {}),
     "tied": (Tied, tokens, ignoring, "adamw", {}),
+    "bags": (Bags, lambda: (torch.randint(12, (5, 3)), classes(4, 5)), cross_entropy, SGD, {}),
     "rprop": (
         lambda: nn.Linear(8, 4),
         lambda: (torch.randn(6, 8), classes(4, 6)),
@@ -235,6 +248,11 @@ class Branching(nn.Module):
         return self.layer(x) if x.sum() > 0 else -self.layer(x)
 
 
+def _bags(**options: Any) -> tuple[Any, ...]:
+    module = nn.Sequential(nn.EmbeddingBag(12, 8, **options), nn.Linear(8, 4))
+    return module, (torch.randint(12, (6, 3)), classes(4, 6)), cross_entropy, "sgd"
+
+
 def _batch(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, 8), classes(4, rows)
 
@@ -242,6 +260,11 @@ def _batch(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
 def autocast_loss(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return cross_entropy(module(batch[0]), batch[1])
+
+
+def faint(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Compute a loss whose squared gradients are zero in float16, as is Adam's epsilon."""
+    return cross_entropy(module(batch[0]).float(), batch[1]) * 1e-4
 
 
 class Narrow(torch.optim.SGD):
@@ -253,6 +276,23 @@ class Narrow(torch.optim.SGD):
                 weight.sub_(weight.grad.bfloat16() * group["lr"])
 
 
+class Alignment(nn.Module):
+    """A loss that decides by the lengths of its targets."""
+
+    def forward(self, found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        lengths = torch.full((6,), 4), torch.full((6,), 2)
+        return ctc_loss(found.log_softmax(1).expand(4, 6, 4), target.expand(2, 6).t() + 1, *lengths)
+
+
+class Sampled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return grid_sample(x[:, None, :, None], self.layer(x).reshape(-1, 2, 2, 2), align_corners=False).flatten(1)
+
+
 REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = {
     "no parameter": (lambda: (nn.ReLU(), (torch.randn(6, 8), torch.randn(6, 8)), mse_loss, "sgd"), {}, "no parameter"),
     "no module": (lambda: (torch.relu, _batch(), cross_entropy, "sgd"), {}, "pass a torch.nn.Module"),
@@ -262,6 +302,11 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "a branch": (lambda: (Branching(), _batch(), cross_entropy, "sgd"), {}, "depends on the values of a tensor"),
     "LBFGS": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, torch.optim.LBFGS), {}, "LBFGS"),
     "Adafactor": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adafactor"), {}, "or one of 'adamw'"),
+    "CTC": (lambda: (nn.Linear(8, 4), _batch(), Alignment(), "sgd"), {}, "ctc_loss cannot be exported"),
+    "grid": (lambda: (Sampled(), _batch(), cross_entropy, "sgd"), {}, "the forward of Sampled has no ONNX form"),
+    "a bag of maxima": (lambda: _bags(mode="max"), {}, "mode='sum'"),
+    "scaled bags": (lambda: _bags(scale_grad_by_freq=True), {}, "scale_grad_by_freq"),
+    "sparse bags": (lambda: _bags(sparse=True), {}, "0.weight is sparse"),
     "Muon": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "muon"), {}, "torch.optim.Muon cannot be exported"),
     "another in bfloat16": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, Narrow), {}, "Narrow computes in bfl"),
     "bfloat16": (lambda: (nn.Linear(8, 4).bfloat16(), _batch(), cross_entropy, "sgd"), {}, "pass module.float()"),
@@ -278,10 +323,10 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "autocast": (lambda: (nn.Linear(8, 4), _batch(), autocast_loss, "sgd"), {}, "leave out torch.autocast"),
     "float16": (lambda: (nn.Linear(8, 4).half(), _batch(), cross_entropy, "sgd"), {}, "pass masters=True"),
     "float16 epsilon": (
-        lambda: (nn.Linear(8, 4).half(), (_batch()[0].half(), _batch()[1]), cross_entropy, "adamw"),
+        lambda: (nn.Linear(8, 4).half(), (_batch()[0].half(), _batch()[1]), faint, "adamw"),
         {},
-        "step 1 makes weight infinite or NaN on the example batch; pass another batch, or options of the optimizer; the "
-        "module is in float16: pass masters=True",
+        "step 1 makes weight infinite or NaN on the example batch; pass another batch, or options of the optimizer; "
+        "the module is in float16: pass masters=True",
     ),
     "float16 normalization": (
         lambda: (

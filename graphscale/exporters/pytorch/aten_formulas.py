@@ -10,6 +10,8 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.nn import functional
 
+from graphscale.exporters.pytorch import embedding_bags
+
 __all__ = ["formulas"]
 
 Tensor = Any
@@ -38,10 +40,11 @@ def formulas() -> dict[Any, Callable[..., Any]]:
     table[_aten._trilinear.default] = _trilinear
     table[_aten._weight_norm_interface_backward.default] = _weight_norm_backward
     table |= {operator: _separable_backward(axes_of) for operator, axes_of in _SEPARABLE.items()}
+    table |= {_aten.avg_pool2d.default: _rounded_up(2), _aten.avg_pool3d.default: _rounded_up(3)}
     # The order of a tensor's numbers in memory, which ONNX does not have.
     table[torch.ops.prims.copy_strided.default] = lambda x, stride: x
     table[_aten.empty_permuted.default] = lambda size, order, **options: torch.zeros(size, **options)
-    return table | _SCATTERED
+    return table | _SCATTERED | embedding_bags.FORMULAS
 
 
 def _convolution_backward(
@@ -142,14 +145,18 @@ def _separable_backward(axes_of: Callable[..., tuple[Sequence[int], list[_Operat
     """Return the formula of a backward operator; `axes_of` gives the size of each axis, and its operator."""
 
     def backward(grad: Tensor, *args: Any) -> Tensor:
-        sizes, operators = axes_of(grad, *args)
-        first = grad.dim() - len(operators)
-        for axis, (size, operator) in enumerate(zip(sizes[-len(operators) :], operators, strict=True), start=first):
-            matrix = _matrix(operator, int(size), grad.dtype)
-            grad = torch.matmul(grad.movedim(axis, -1), matrix).movedim(-1, axis)
-        return grad
+        return _apply(grad, *axes_of(grad, *args), is_forward=False)
 
     return backward
+
+
+def _apply(x: Tensor, sizes: Sequence[int], operators: list[_Operator], is_forward: bool) -> Tensor:
+    """Multiply by the matrix of each of the last axes, or by its transpose in a backward pass."""
+    first = x.dim() - len(operators)
+    for axis, (size, operator) in enumerate(zip(sizes[-len(operators) :], operators, strict=True), start=first):
+        matrix = _matrix(operator, int(size), x.dtype)
+        x = torch.matmul(x.movedim(axis, -1), matrix.t() if is_forward else matrix).movedim(-1, axis)
+    return x
 
 
 def _adaptive(grad: Tensor, x: Tensor) -> tuple[Sequence[int], list[_Operator]]:
@@ -188,6 +195,26 @@ def _average(axes: int) -> Callable[..., tuple[Sequence[int], list[_Operator]]]:
         return x.shape, [functools.partial(divided, window=first), *operators]
 
     return axes_of
+
+
+def _rounded_up(axes: int) -> Callable[..., Tensor]:
+    """Return average pooling with ceil_mode, whose windows at the border ONNX Runtime divides by another number."""
+
+    def pooled(
+        x: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        include_pad: bool = True,
+        divisor: int | None = None,
+    ) -> Tensor:
+        if not ceil_mode:
+            return NotImplemented
+        found = _average(axes)(x, x, kernel, stride, padding, ceil_mode, include_pad, divisor)
+        return _apply(x, *found, is_forward=True)
+
+    return pooled
 
 
 def _interpolated(operator: Any, axes: int) -> Callable[..., tuple[Sequence[int], list[_Operator]]]:

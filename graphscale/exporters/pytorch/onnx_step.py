@@ -49,15 +49,17 @@ def convert(graph: Any, step: StepFunction, dynamic: Mapping[str, bool]) -> ir.M
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _simplify(model: ir.Model) -> None:

@@ -33,6 +33,10 @@ def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCal
         return ExportError(f"PyTorch cannot trace its optimizer {name} ({one_line(texts[-1])[:200]}); {OTHERS}")
     for part, text in zip(chain, texts, strict=True):
         if any(mark in text for mark in _DATA_DEPENDENT):
+            if (function := _find_function(part)) is not None:
+                return ExportError(
+                    f"{function} cannot be exported: it decides by the values of a tensor; use another layer or loss"
+                )
             return ExportError(
                 f"the step cannot be a graph: {_where(part)} depends on the values of a tensor (.item(), a condition, "
                 "or a shape that follows from data); write it with torch.where, or masks"
@@ -54,6 +58,13 @@ def _find_optimizer(error: BaseException) -> str | None:
     folder = Path(torch.optim.__file__).parent
     files = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
     return next((file.stem.strip("_") for file in files if file.parent == folder and file.stem != "optimizer"), None)
+
+
+def _find_function(error: BaseException) -> str | None:
+    """Return the function of torch.nn.functional in which an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    names = (frame.name for frame in frames if frame.filename == torch.nn.functional.__file__)
+    return next((f"torch.nn.functional.{name}" for name in names), None)
 
 
 def _where(error: BaseException) -> str:
@@ -97,4 +108,5 @@ def _find_module(operator: str, module: Any, batch: ExampleBatch, loss: LossCall
     part = next((part for part in found if part is not None), None)
     if part is None:
         return "the loss, or the module's own forward," if found else "a part of the step"
-    return f"the module {names.get(id(part), '') or 'itself'!r} ({type(part).__name__})"
+    name = names.get(id(part), "")
+    return f"the module {name!r} ({type(part).__name__})" if name else f"the forward of {type(part).__name__}"

@@ -130,7 +130,7 @@ class TorchOptimizer:
         """Make the optimizer on these weights."""
         groups, rest = [], list(params.values())
         for options, size in zip(self._groups, self._sizes, strict=True):
-            settings = {"capturable": True, "foreach": False, "fused": None}
+            settings: dict[str, Any] = {"capturable": True, "foreach": False, "fused": None}
             if "step_sizes" in options:  # PyTorch cannot trace the whole number among those of Rprop
                 settings["step_sizes"] = tuple(map(float, options["step_sizes"]))
             groups.append({**options, **{k: v for k, v in settings.items() if k in options}, "params": rest[:size]})

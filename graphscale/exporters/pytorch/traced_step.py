@@ -94,6 +94,12 @@ class Forward:
                 raise ExportError(self._complain(error)) from error
             loss, metrics = self._read(result)
             grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        for name, grad in zip(weights, grads, strict=True):
+            if grad is not None and grad.layout != torch.strided:
+                raise ExportError(
+                    f"the gradient of {name} is sparse, and ONNX has dense tensors alone; make the layer with "
+                    "sparse=False"
+                )
         gradients = {name: grad for name, grad in zip(weights, grads, strict=True) if grad is not None}
         buffers = {name: held[name].detach() for name in tensors if name not in weights}
         changed = frozenset(name for name in buffers if self._has_changed(held[name], before[name], tensors[name]))

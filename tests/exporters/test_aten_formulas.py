@@ -1,0 +1,67 @@
+"""Formulas of ATen operators, traced and compared with the operators of PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
+    pytest.skip("needs PyTorch and onnxscript", allow_module_level=True)
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from graphscale.exporters.pytorch.aten_formulas import formulas
+
+pytestmark = pytest.mark.pytorch
+
+WORDS = torch.tensor([3, 1, 1, 0, 4, 3, 2, 5, 1])
+STARTS = torch.tensor([0, 4, 4, 6])  # an empty bag
+ENDS = torch.tensor([0, 4, 4, 6, 9])
+WEIGHTS = torch.tensor([0.5, -1.0, 2.0, 0.25, 1.5, -0.5, 1.0, 3.0, 0.75])
+
+CASES: dict[str, tuple[tuple[int, ...], Any]] = {
+    "sum": ((6, 3), lambda x: functional.embedding_bag(WORDS, x, STARTS, mode="sum")),
+    "mean": ((6, 3), lambda x: functional.embedding_bag(WORDS, x, STARTS, mode="mean")),
+    "mean without padding": ((6, 3), lambda x: functional.embedding_bag(WORDS, x, STARTS, padding_idx=3)),
+    "ends": ((6, 3), lambda x: functional.embedding_bag(WORDS, x, ENDS, include_last_offset=True)),
+    "rows": ((6, 3), lambda x: functional.embedding_bag(WORDS.reshape(3, 3), x, mode="sum")),
+    "weighted": (
+        (6, 3),
+        lambda x: functional.embedding_bag(
+            WORDS, x, STARTS, mode="sum", per_sample_weights=WEIGHTS * x[0, 0], padding_idx=1
+        ),
+    ),
+    "pool 1": ((2, 3, 8), lambda x: functional.avg_pool1d(x, 3, 2, ceil_mode=True)),
+    "pool 2": ((2, 3, 6, 5), lambda x: functional.avg_pool2d(x, (3, 2), 2, 1, ceil_mode=True)),
+    "pool 2 without border": (
+        (2, 3, 6, 5),
+        lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    ),
+    "pool 2 by a divisor": (
+        (2, 3, 6, 5),
+        lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5),
+    ),
+    "pool 3": ((2, 3, 4, 5, 6), lambda x: functional.avg_pool3d(x, 2, 3, 1, ceil_mode=True)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_formula_is_its_operator(case: str) -> None:
+    shape, function = CASES[case]
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float32)
+    cotangent = torch.randn(function(x).shape)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        result = function(leaf := x.detach().requires_grad_())
+        return result.detach(), torch.autograd.grad(result, leaf, cotangent)[0]
+
+    traced = make_fx(both, formulas())(x)
+    replaced = {"embedding_bag", "avg_pool"}
+    assert not [node for node in traced.graph.nodes if any(name in str(node.target) for name in replaced)]
+    for got, wanted in zip(traced(x), both(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
