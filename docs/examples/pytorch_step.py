@@ -6,8 +6,6 @@ from torch.nn.functional import cross_entropy, relu
 
 from graphscale.exporters.pytorch import export_step
 
-torch.manual_seed(0)
-
 
 class Net(torch.nn.Module):
     """Any module will do."""
@@ -21,7 +19,9 @@ class Net(torch.nn.Module):
         return self.fc2(relu(self.fc1(x)))
 
 
-batch = {"x": torch.randn(8, 16), "target": torch.randint(10, (8,))}
-adamw = (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.01})
-print(export_step(Net(), batch, cross_entropy, adamw, "step.onnx", clip_norm=1.0))
-np.savez("batch.npz", **{name: tensor.numpy() for name, tensor in batch.items()})
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(8, 16), "target": torch.randint(10, (8,))}
+    adamw = (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.01})
+    print(export_step(Net(), batch, cross_entropy, adamw, "step.onnx", clip_norm=1.0))
+    np.savez("batch.npz", **{name: tensor.numpy() for name, tensor in batch.items()})

@@ -202,6 +202,15 @@ def test_examples_export(example: str, made: str, like: str, needs: tuple[str, .
     assert len(report.places) == len(other.places) == 1
     assert {state.input for state in report.state} <= {state.input for state in other.state}
     assert bool(report.state) == bool(other.state)
+    if example == "pytorch_step.py":
+        with gs.Session(gs.scale(tmp_path / made)) as session:
+            session.save_state(tmp_path / "state.safetensors")
+        (tmp_path / made).unlink()
+        (text,) = (text for reason, _, text in blocks("start/pytorch.md") if "test_examples_export" in reason)
+        (tmp_path / "back.py").write_text(text)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(DOCS / "examples")))}
+        subprocess.run([sys.executable, "back.py"], cwd=tmp_path, env=environment, timeout=300, check=True)
+        assert not (tmp_path / made).exists(), "the import of the script exports nothing"
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,14 +112,12 @@ def _trilinear(
     unroll_dim: int = 1,
 ) -> Tensor:
     """Sum the product of three tensors over axes, as torch.nn.Bilinear does."""
-    for axis in expand_a:
-        a = a.unsqueeze(axis)
-    for axis in expand_b:
-        b = b.unsqueeze(axis)
-    for axis in expand_c:
-        c = c.unsqueeze(axis)
-    product = a * b * c
-    return product.sum(list(sumdim)) if sumdim else product
+    letters = string.ascii_letters[: a.dim() + len(expand_a)]
+    *terms, result = (
+        "".join(letter for axis, letter in enumerate(letters) if axis not in left_out)
+        for left_out in (expand_a, expand_b, expand_c, sumdim)
+    )
+    return torch.einsum(f"{','.join(terms)}->{result}", a, b, c)
 
 
 def _weight_norm_backward(
