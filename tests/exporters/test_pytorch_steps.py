@@ -93,6 +93,19 @@ class Bags(nn.Module):
         return self.out(self.pool(self.bags(words).unflatten(1, (1, 2, 5))).flatten(1))
 
 
+class Products(nn.Module):
+    """Products over an axis, and rows added to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(8, 6), nn.Linear(7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.layer(x).sigmoid()
+        found = torch.cat([found.cumprod(1), found.prod(1, keepdim=True)], dim=1)
+        return self.out(torch.zeros_like(found).index_add(0, torch.arange(x.shape[0]).flip(0), found))
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.LayerNorm(16), nn.Linear(16, 4))
 
@@ -120,13 +133,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any, Any, dic
     "resized": (Unet, lambda: (torch.randn(3, 1, 8, 8), torch.randn(3, 1, 8, 8)), mse_loss, "adamw", {}),
     "tied": (Tied, tokens, ignoring, "adamw", {}),
     "bags": (Bags, lambda: (torch.randint(12, (5, 3)), classes(4, 5)), cross_entropy, SGD, {}),
-    "rprop": (
-        lambda: nn.Linear(8, 4),
-        lambda: (torch.randn(6, 8), classes(4, 6)),
-        cross_entropy,
-        (torch.optim.Rprop, {}),
-        {},
-    ),
+    "rprop": (Products, lambda: (torch.randn(6, 8), classes(4, 6)), cross_entropy, (torch.optim.Rprop, {}), {}),
     "recurrent": (Recurrent, lambda: (torch.randn(4, 3, 4), torch.randn(4, 2)), mse_loss, SGD, {}),
 }
 
@@ -307,6 +314,17 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "a bag of maxima": (lambda: _bags(mode="max"), {}, "mode='sum'"),
     "scaled bags": (lambda: _bags(scale_grad_by_freq=True), {}, "scale_grad_by_freq"),
     "sparse bags": (lambda: _bags(sparse=True), {}, "0.weight is sparse"),
+    "max_norm": (lambda: _bags(max_norm=1.0), {}, "changes its weight 0.weight in the forward pass"),
+    "complex": (
+        lambda: (nn.Linear(8, 4, dtype=torch.complex64), _batch(), cross_entropy, "sgd"),
+        {},
+        "weight is complex",
+    ),
+    "no backward pass": (
+        lambda: (nn.Linear(8, 4), _batch(), lambda m, b: m(b[0]).exp().mul_(2).sum(), "sgd"),
+        {},
+        "modified by an inplace operation",
+    ),
     "Muon": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "muon"), {}, "torch.optim.Muon cannot be exported"),
     "another in bfloat16": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, Narrow), {}, "Narrow computes in bfl"),
     "bfloat16": (lambda: (nn.Linear(8, 4).bfloat16(), _batch(), cross_entropy, "sgd"), {}, "pass module.float()"),

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from graphscale.exporters.pytorch import embedding_bags
 
-__all__ = ["formulas"]
+__all__ = ["COMPOSITE_FORMULAS", "formulas"]
 
 Tensor = Any
 _aten = torch.ops.aten
@@ -101,6 +101,21 @@ def _cut(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return x
 
 
+def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tensor:
+    """Compute the gradient of a cumulative product, whose products end at the first zero, or leave it out."""
+
+    def sum_backwards(values: Tensor) -> Tensor:
+        return values.flip(dim).cumsum(dim).flip(dim)
+
+    zeros = (x == 0).to(torch.int64)
+    count = zeros.cumsum(dim)
+    is_first = (zeros * count) == 1
+    others = torch.where(is_first, 1.0, x)
+    before = sum_backwards(grad * output) / torch.where(x == 0, 1.0, x)
+    at_first = sum_backwards(grad * torch.cumprod(others, dim))
+    return torch.where(count == 0, before, torch.where(is_first, at_first, 0.0))
+
+
 def _trilinear(
     a: Tensor,
     b: Tensor,
@@ -128,6 +143,9 @@ def _weight_norm_backward(
     along = (grad * direction).sum(axes, keepdim=True) / norms
     return (grad - direction * along / norms) * (length / norms), along
 
+
+# Formulas of operators that have no kernels, and that tracing takes apart before it sees them.
+COMPOSITE_FORMULAS = {_aten.cumprod_backward.default: _cumprod_backward}
 
 # A separable operator is linear, and its matrix is a product of one matrix per axis: each is the operator on a basis.
 _Operator = Callable[[Tensor], Tensor]

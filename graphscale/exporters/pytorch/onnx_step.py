@@ -11,8 +11,11 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript.optimizer
+import onnxscript.rewriter
 import torch
 from onnx_ir.passes import common
+from onnxscript import opset20 as op
+from onnxscript.rewriter.rules.common import no_op_transpose_rule
 
 from graphscale.exporters.pytorch.traced_step import LOSS, RATE, StepFunction
 from graphscale.exporters.step_file import complete_step, next_name
@@ -37,6 +40,7 @@ def convert(graph: Any, step: StepFunction, dynamic: Mapping[str, bool]) -> ir.M
             dynamo=True,
             dynamic_shapes=shapes if any(dynamic.values()) else None,
             opset_version=_OPSET,
+            custom_translation_table={torch.ops.prims.prod.default: _prod},
             # The optimizer of onnxscript takes sums with 1e-8 for sums with zero, as that with Adam's epsilon.
             optimize=False,
             verbose=False,
@@ -45,6 +49,12 @@ def convert(graph: Any, step: StepFunction, dynamic: Mapping[str, bool]) -> ir.M
     _simplify(model)
     _rename(model.graph, list(step.inputs), step.outputs)
     return model
+
+
+def _prod(x: Any, dims: list[int] | None, output_dtype: int | None = None) -> Any:
+    """Translate the product over axes, which PyTorch's exporter lacks."""
+    axes = op.Constant(value_ints=dims) if dims else None
+    return op.ReduceProd(x if output_dtype is None else op.Cast(x, to=output_dtype), axes, keepdims=0)
 
 
 @contextlib.contextmanager
@@ -68,6 +78,8 @@ def _simplify(model: ir.Model) -> None:
     for _ in range(2):
         onnxscript.optimizer.fold_constants(model, onnx_shape_inference=True)
         common.RemoveUnusedNodesPass()(model)
+    # ONNX Runtime 1.19.2 takes any transpose of a matrix before a Gemm for one that swaps its axes.
+    onnxscript.rewriter.rewrite(model, [no_op_transpose_rule])
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.DeduplicateInitializersPass()(model)
     common.CommonSubexpressionEliminationPass()(model)

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -16,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphscale.errors import ExportError
-from graphscale.exporters.pytorch.aten_formulas import formulas
+from graphscale.exporters.pytorch.aten_formulas import COMPOSITE_FORMULAS, formulas
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.module_tensors import buffers_of, parameters_of, placed
 from graphscale.exporters.pytorch.random_operators import RandomOperators
@@ -86,14 +87,20 @@ class Forward:
         with placed(self.module, held), torch.enable_grad(), random:
             try:
                 result = self._loss(self.module, self._batch.fill(batch))
+                moved = [name for name in wanted if held[name]._version != before[name][1]]
+                if moved:
+                    raise ExportError(
+                        f"the module changes its weight {moved[0]} in the forward pass, as an embedding with max_norm "
+                        "does, and only the optimizer may; leave that out"
+                    )
+                loss, metrics = self._read(result)
+                grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
             except ExportError:
                 raise
             except Exception as error:  # whatever the user's code raises
                 if isinstance(next(iter(batch.values())), FakeTensor):
                     raise
                 raise ExportError(self._complain(error)) from error
-            loss, metrics = self._read(result)
-            grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
         for name, grad in zip(weights, grads, strict=True):
             if grad is not None and grad.layout != torch.strided:
                 raise ExportError(
@@ -229,10 +236,27 @@ def plain_kernels() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False), enable_python_dispatcher():
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.mkldnn.flags(enabled=False),
+            enable_python_dispatcher(),
+            _composite_formulas(),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def _composite_formulas() -> Iterator[None]:
+    """Let the dispatcher in Python compute operators by formulas that tracing would take apart before."""
+    with contextlib.ExitStack() as stack:
+        for operator, formula in COMPOSITE_FORMULAS.items():
+            operator._dispatch_cache.clear()
+            stack.callback(operator._dispatch_cache.clear)
+            kernels = {torch._C.DispatchKey.CompositeImplicitAutograd: formula}
+            stack.enter_context(mock.patch.dict(operator.py_kernels, kernels))
+        yield
 
 
 def trace(step: Callable[..., Any], values: list[Tensor], dynamic: list[bool]) -> Any:
@@ -277,5 +301,11 @@ def split_tensors(module: Any) -> tuple[Tensors, Tensors]:
     """Return copies of the trainable parameters of a module, and of all its other parameters and buffers."""
     parameters = parameters_of(module)
     trained = {name: p.detach().clone() for name, p in parameters.items() if p.requires_grad}
+    for name, tensor in (parameters | buffers_of(module)).items():
+        if tensor.is_complex():
+            raise ExportError(
+                f"{name} is complex, and ONNX has no operators on complex numbers; keep its real and imaginary parts "
+                "apart"
+            )
     others = {name: p.detach().clone() for name, p in parameters.items() if not p.requires_grad}
     return trained, others | {name: b.detach().clone() for name, b in buffers_of(module).items()}
