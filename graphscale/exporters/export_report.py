@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import ExportError, one_line, reporting
+from graphscale.errors import ExportError, one_line
 from graphscale.files import model_files
 from graphscale.files.tensor_files import Arrays
 from graphscale.session.loading import make_quiet_options
@@ -23,6 +24,8 @@ __all__ = ["TOLERANCE", "ExportReport", "compare_steps", "make_runner"]
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
 # A framework whose own result is this far from its float64 result cannot be met any closer.
 _CONDITION = 10
+# Number of characters of a reason in a message.
+_LONGEST = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +132,10 @@ def make_runner(path: Path) -> Callable[[Arrays], Arrays]:
     """
     import onnxruntime as ort
 
-    with reporting(ExportError, "ONNX Runtime cannot load the exported step", Exception):
+    try:
         session = ort.InferenceSession(os.fspath(path), make_quiet_options(), providers=["CPUExecutionProvider"])
+    except Exception as error:  # those of ONNX Runtime share no public base class
+        raise ExportError(f"ONNX Runtime {ort.__version__} cannot load the exported step: {_reason(error)}") from error
     names = [output.name for output in session.get_outputs()]
     known = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
 
@@ -138,10 +143,18 @@ def make_runner(path: Path) -> Callable[[Arrays], Arrays]:
         fed = {name: value for name, value in feeds.items() if name in known}
         try:
             return dict(zip(names, session.run(names, fed), strict=True))
-        except Exception as error:  # those of ONNX Runtime share no public base class
-            raise ExportError(f"ONNX Runtime cannot run the exported step: {one_line(error)}") from error
+        except Exception as error:
+            raise ExportError(
+                f"ONNX Runtime {ort.__version__} cannot run the exported step: {_reason(error)}"
+            ) from error
 
     return run
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason in a message of ONNX Runtime, without its codes and the path of the file."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed: ?", "", one_line(error))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()}..."
 
 
 def _error_of(name: str, actual: np.ndarray[Any, Any], wanted: Any, exact: Any, least: float) -> tuple[float, float]:

@@ -338,6 +338,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
         {},
         "pass float32",
     ),
+    "float64": (lambda: (nn.Linear(8, 4).double(), _batch(), cross_entropy, "sgd"), {}, "pass module.float()"),
     "autocast": (lambda: (nn.Linear(8, 4), _batch(), autocast_loss, "sgd"), {}, "leave out torch.autocast"),
     "float16": (lambda: (nn.Linear(8, 4).half(), _batch(), cross_entropy, "sgd"), {}, "pass masters=True"),
     "float16 epsilon": (

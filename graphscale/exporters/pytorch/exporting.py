@@ -18,7 +18,7 @@ from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.pytorch import onnx_step, traced_step
 from graphscale.exporters.pytorch.eager_comparison import compare
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
-from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advising_masters, halve, refuse_bfloat16
+from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advising, halve, refuse_bfloat16
 from graphscale.exporters.pytorch.module_tensors import parameters_of
 from graphscale.exporters.pytorch.refusals import refuse
 from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
@@ -54,7 +54,7 @@ def export(
     step = _make_step(work, module, batch, call, optimizer, clip_norm, masters)
     dynamic = _dynamic_inputs(batch) if dynamic_batch else []
     flags = {name: name in dynamic for name in step.inputs}
-    with advising_masters(work, masters):
+    with advising(work, masters):
         try:
             graph = traced_step.trace(step, list(step.inputs.values()), list(flags.values()))
             model = onnx_step.convert(graph, step, flags)
@@ -110,7 +110,7 @@ def _make_step(
         raise ExportError("the module has no parameter that requires a gradient; nothing can be trained")
     forward = traced_step.Forward(work, batch, call)
     seed = torch.tensor(torch.initial_seed() % 2**31)
-    with advising_masters(work, masters), Bfloat16Watch() as watch:
+    with advising(work, masters), Bfloat16Watch() as watch:
         tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
     if watch.has_found:
         raise ExportError(

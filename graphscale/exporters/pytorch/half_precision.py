@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from graphscale.errors import ExportError
 
-__all__ = ["Bfloat16Watch", "advising_masters", "halve", "refuse_bfloat16"]
+__all__ = ["Bfloat16Watch", "advising", "halve", "refuse_bfloat16"]
 
 _NORMALIZATIONS = (
     torch.nn.modules.batchnorm._NormBase,
@@ -89,11 +89,16 @@ def refuse_bfloat16(module: Any, batch: Iterable[Any]) -> None:
 
 
 @contextlib.contextmanager
-def advising_masters(module: Any, masters: bool) -> Iterator[None]:
-    """Let the errors of a module in float16 name its float32 masters."""
+def advising(module: Any, masters: bool) -> Iterator[None]:
+    """Let errors advise what to do with a module in float16 without float32 masters, or in float64."""
     try:
         yield
     except ExportError as error:
-        if masters or all(parameter.dtype != torch.float16 for parameter in module.parameters()):
+        dtypes = {parameter.dtype for parameter in module.parameters()}
+        if torch.float16 in dtypes and not masters:
+            advice = "the module is in float16: pass masters=True, for float32 masters"
+        elif torch.float64 in dtypes:
+            advice = "the module is in float64: pass module.float()"
+        else:
             raise
-        raise ExportError(f"{error}; the module is in float16: pass masters=True, for float32 masters") from error
+        raise ExportError(f"{error}; {advice}") from error

@@ -56,9 +56,10 @@ class RandomOperators(TorchDispatchMode):  # type: ignore[misc]
 
     @staticmethod
     def _is_idle(func: Any, args: Any) -> bool:
-        """Return whether attention, or a layer of that kind, is called without dropout."""
+        """Return whether attention is called without dropout, or a layer as RReLU outside of training."""
         names = [argument.name for argument in func._schema.arguments]
-        return "dropout_p" in names and (len(args) <= names.index("dropout_p") or not args[names.index("dropout_p")])
+        places = [names.index(name) for name in ("dropout_p", "training") if name in names]
+        return bool(places) and not any(args[place : place + 1] and args[place] for place in places)
 
     def _uniform_numbers(self, like: Tensor) -> Tensor:
         """Draw float32 numbers from (0, 1] of the shape of a tensor."""
