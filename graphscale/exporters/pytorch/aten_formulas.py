@@ -42,6 +42,7 @@ def formulas() -> dict[Any, Callable[..., Any]]:
     table[_aten._weight_norm_interface_backward.default] = _weight_norm_backward
     table |= {operator: _separable_backward(axes_of) for operator, axes_of in _SEPARABLE.items()}
     table |= {_aten.avg_pool2d.default: _rounded_up(2), _aten.avg_pool3d.default: _rounded_up(3)}
+    table[_aten.rrelu_with_noise.default] = _rrelu
     # The order of a tensor's numbers in memory, which ONNX does not have.
     table[torch.ops.prims.copy_strided.default] = lambda x, stride: x
     table[_aten.empty_permuted.default] = lambda size, order, **options: torch.zeros(size, **options)
@@ -114,6 +115,13 @@ def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tens
     before = sum_backwards(grad * output) / torch.where(x == 0, 1.0, x)
     at_first = sum_backwards(grad * torch.cumprod(others, dim))
     return torch.where(count == 0, before, torch.where(is_first, at_first, 0.0))
+
+
+def _rrelu(
+    x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> Tensor:
+    """Compute RReLU outside of training, where its slope is the mean."""
+    return NotImplemented if training else functional.leaky_relu(x, (lower + upper) / 2)
 
 
 def _trilinear(

@@ -98,7 +98,13 @@ def _copy(module: Any) -> Any:
     try:
         return copy.deepcopy(module).cpu()
     except Exception as error:  # whatever the module holds
-        raise ExportError(f"the module cannot be copied: {explain(error)}") from error
+        advice = (
+            "it keeps a tensor that it computed; if that is torch.nn.utils.weight_norm, use weight_norm of "
+            "torch.nn.utils.parametrizations"
+            if "graph leaves" in str(error)
+            else explain(error)
+        )
+        raise ExportError(f"the module cannot be copied: {advice}") from error
 
 
 def _make_step(

@@ -18,6 +18,7 @@ from graphscale.exporters.pytorch.torch_optimizers import OTHERS
 __all__ = ["refuse"]
 
 _OPERATOR = re.compile(r"(?:op='|target=torch\.ops\.)(\w+\.\w+)")
+_LAYERS = Path(torch.nn.modules.__file__).parent
 _DATA_DEPENDENT = ("DataDependent", "DynamicOutputShape", "UnbackedSymInt", "data-dependent", "unbacked")
 _FIXED_BATCH = ("Constraints violated", "ConstraintViolation", "marked as dynamic", "specialized")
 
@@ -33,14 +34,20 @@ def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCal
         return ExportError(f"PyTorch cannot trace its optimizer {name} ({one_line(texts[-1])[:200]}); {OTHERS}")
     for part, text in zip(chain, texts, strict=True):
         if any(mark in text for mark in _DATA_DEPENDENT):
-            if (function := _find_function(part)) is not None:
+            if (inner := _find_function(part) or _find_layer(part)) is not None:
                 return ExportError(
-                    f"{function} cannot be exported: it decides by the values of a tensor; use another layer or loss"
+                    f"{inner} cannot be exported: it decides by the values of a tensor; use another layer or loss, or "
+                    "other options of it"
                 )
             return ExportError(
                 f"the step cannot be a graph: {_where(part)} depends on the values of a tensor (.item(), a condition, "
                 "or a shape that follows from data); write it with torch.where, or masks"
             )
+    if any("complex-valued" in text for text in texts):
+        return ExportError(
+            "the step computes with complex numbers, as FFTs do, for which PyTorch's exporter has no ONNX form; use "
+            "real numbers alone"
+        )
     for text in texts:
         if "No ONNX function found" in text or "NotImplementedError" in text:
             if (found := _OPERATOR.search(text)) is not None:
@@ -75,6 +82,13 @@ def _where(error: BaseException) -> str:
         if not frame.filename.startswith((package, own, "<")):
             return f"{Path(frame.filename).name}:{frame.lineno}, {frame.line!r},"
     return "a part of the module"
+
+
+def _find_layer(error: BaseException) -> str | None:
+    """Return the file of torch.nn with the layer in which an error was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == _LAYERS]
+    inner = frames[-1:] if frames and Path(frames[-1].filename).name != "module.py" else []
+    return next((f"a layer of torch.nn ({Path(frame.filename).name}:{frame.lineno})" for frame in inner), None)
 
 
 def _lacking(operator: str, module: Any, batch: ExampleBatch, loss: LossCall) -> str:

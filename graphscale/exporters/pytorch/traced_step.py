@@ -229,7 +229,7 @@ class StepFunction:
 
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Let PyTorch compute attention and recurrent layers by operators that have an ONNX form.
+    """Let PyTorch compute attention and recurrent layers by operators with an ONNX form, and distributions unchecked.
 
     The dispatcher in Python takes those of recurrent layers apart as tracing does: both draw the same random numbers.
     """
@@ -240,6 +240,8 @@ def plain_kernels() -> Iterator[None]:
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
             enable_python_dispatcher(),
+            # The checks of their parameters decide by the values of tensors.
+            mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
             _composite_formulas(),
         ):
             yield
