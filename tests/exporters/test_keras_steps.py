@@ -227,6 +227,23 @@ def test_a_step_of_the_user_is_exported(keras: Any, tmp_path: Path) -> None:
     assert gs.scale(tmp_path / "step.onnx").report.coverage == 1.0
 
 
+def test_a_batch_with_nan_is_skipped_where_a_metric_makes_indices_of_numbers(keras: Any, tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    x, y = numbers(8), labels(2, 1).astype(np.float32)
+    gs.exporters.tensorflow.export_step(model, (x, y), path=tmp_path / "step.onnx")
+    session = gs.Session(gs.scale(tmp_path / "step.onnx"))
+    assert session.step({"x": x, "y": y}).applied
+    before = session.state_dict()
+    spoilt = x.copy()
+    spoilt[1, 2] = np.nan
+    assert not session.step({"x": spoilt, "y": y}).applied
+    after = session.state_dict()
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed <= {"current_loss_scale", "good_steps"}
+    assert session.step({"x": x, "y": y}).applied
+
+
 def test_a_wrong_translation_is_noticed(keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from graphscale.exporters.tensorflow.lowerings import lowering_writer
 

@@ -16,6 +16,7 @@ from graphscale.errors import ExportError, one_line
 from graphscale.exporters.export_report import TOLERANCE, ExportReport, compare_steps
 from graphscale.exporters.step_file import complete_step
 from graphscale.exporters.tensorflow.conversion import convert
+from graphscale.exporters.tensorflow.index_bounds import bound_indices
 from graphscale.exporters.tensorflow.keras_step import LOSS, RATE, KerasStep, make_keras_step
 from graphscale.exporters.tensorflow.pure_step import PureStep, make_pure
 from graphscale.exporters.tensorflow.unrolling import unrolled
@@ -156,6 +157,7 @@ def _to_onnx(pure: PureStep, step: KerasStep) -> ir.Model:
         value.shape = ir.Shape([_BATCH if size is None else size for size in spec.shape])
     for value, name in zip(graph.outputs, pure.outputs, strict=True):
         value.name = name
+    bound_indices(model)
     return model
 
 
