@@ -46,7 +46,8 @@ def export_step(
 
     Returns:
         The report of the comparison: two steps of ONNX Runtime against two of Keras, and one step with another number
-        of rows where that is dynamic. Print it.
+        of rows where that is dynamic. Loss, metrics, gradients (`NAME.gradient`) and statistics are compared with those
+        of Keras, and updates with those that Keras's optimizer makes of the exported step's gradients. Print it.
 
     Raises:
         ExportError: an operator has no ONNX equivalent, ONNX Runtime computes something else, or an argument does not

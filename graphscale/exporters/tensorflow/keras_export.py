@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common
 import tensorflow as tf
 
 from graphscale.errors import ExportError, one_line
-from graphscale.exporters.export_report import TOLERANCE, ExportReport, compare_steps
+from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.step_file import complete_step
 from graphscale.exporters.tensorflow.conversion import convert
+from graphscale.exporters.tensorflow.gradient_record import gradient_name
 from graphscale.exporters.tensorflow.index_bounds import bound_indices
+from graphscale.exporters.tensorflow.keras_comparison import KerasComparison
 from graphscale.exporters.tensorflow.keras_step import LOSS, RATE, KerasStep, make_keras_step
 from graphscale.exporters.tensorflow.pure_step import PureStep, make_pure
 from graphscale.exporters.tensorflow.unrolling import unrolled
@@ -44,10 +47,12 @@ def export(
     _prepare(model, loss, optimizer)
     step = make_keras_step(model, example_batch, metrics)
     batches = [step.batch] if not dynamic_batch else [step.batch, _longer(step.batch)]
-    references = [_reference_steps(step, batch, _STEPS if batch is step.batch else 1) for batch in batches]
+    for batch in batches:
+        with step.unchanged(), _users_code(step, f"run on {_batch_size(batch)} rows"):
+            _, gradients, _ = step.run_eagerly(batch)
     with step.unchanged(), unrolled(model) as unrolled_layers, _users_code(step, "traced"):
         model.reset_metrics()
-        pure = make_pure(step.run, _specs(step.batch, dynamic_batch), step.state, step.sums)
+        pure = make_pure(step.run_with_gradients, _specs(step.batch, dynamic_batch), step.state, step.sums)
     exported = _to_onnx(pure, step)
     _keep_constants(exported, pure)
     complete_step(
@@ -55,16 +60,14 @@ def export(
         pure.first,
         pure.pairs,
         losses=[LOSS],
-        metrics=[name for name in pure.outputs if name != LOSS and name not in pure.pairs],
+        metrics=[name for name in pure.outputs if name not in (LOSS, *pure.pairs, *map(gradient_name, gradients))],
         documentation=f"Training step of {model.name}, exported from Keras {keras.__version__}.",
     )
-    errors: dict[str, float] = {}
-    for batch, reference in zip(batches, references, strict=True):
-        expected, nearby = ([_outputs_of(pure, values) for values in each] for each in reference)
-        found = compare_steps(exported, batch, pure.first, pure.pairs, expected, nearby)
-        errors = {name: max(error, errors.get(name, 0.0)) for name, error in found.items()}
+    comparison = KerasComparison(exported, step, pure, list(gradients))
+    for batch in batches:
+        comparison.compare(batch, _STEPS if batch is step.batch else 1)
+    _remove_outputs(exported, map(gradient_name, gradients))
     model_files.save(exported, target)
-    noise = [name for name, error in errors.items() if error > TOLERANCE[step.precision.name]]
     return ExportReport(
         path=os.fspath(path),
         framework=f"Keras {keras.__version__}",
@@ -72,8 +75,8 @@ def export(
         inputs=tuple(step.batch),
         states=len(pure.pairs),
         steps=_STEPS,
-        errors={name: error for name, error in errors.items() if name not in noise},
-        notes=tuple(_notes(step, pure, unrolled_layers, noise)),
+        errors=comparison.errors,
+        notes=tuple(_notes(step, pure, unrolled_layers, sorted(comparison.noise))),
     )
 
 
@@ -106,15 +109,6 @@ def _batch_size(batch: Arrays) -> int:
     return len(first)
 
 
-def _reference_steps(step: KerasStep, batch: Arrays, count: int) -> tuple[list[Arrays], list[Arrays]]:
-    """Return Keras' results of several steps, and its results if all numbers differ by their rounding."""
-    with step.unchanged(), _users_code(step, f"run on {_batch_size(batch)} rows"):
-        expected = [step.run_eagerly(batch) for _ in range(count)]
-    with step.unchanged():
-        disturbed = step.disturb(batch)
-        return expected, [step.run_eagerly(disturbed) for _ in range(count)]
-
-
 @contextlib.contextmanager
 def _users_code(step: KerasStep, what: str) -> Iterator[None]:
     try:
@@ -133,10 +127,6 @@ def _specs(batch: Arrays, dynamic: bool) -> dict[str, Any]:
         free = dynamic and array.ndim > 0 and len(array) == size
         specs[name] = tf.TensorSpec((None, *array.shape[1:]) if free else array.shape, array.dtype)
     return specs
-
-
-def _outputs_of(pure: PureStep, values: Arrays) -> Arrays:
-    return {name: values[pure.pairs.get(name, name)] for name in pure.outputs}
 
 
 def _to_onnx(pure: PureStep, step: KerasStep) -> ir.Model:
@@ -177,6 +167,13 @@ def _keep_constants(model: ir.Model, pure: PureStep) -> None:
             graph.inputs.remove(value)
         else:
             value.doc_string = "the learning rate: this value, unless another one is fed"
+
+
+def _remove_outputs(model: ir.Model, names: Iterable[str]) -> None:
+    """Remove outputs that only the comparison reads."""
+    removed = set(names)
+    model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in removed]
+    onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
 
 
 def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str], noise: Sequence[str]) -> Iterator[str]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from graphscale.errors import ExportError, one_line
 from graphscale.exporters.step_file import unique_names
+from graphscale.exporters.tensorflow.gradient_record import GradientRecord, gradient_name
 from graphscale.exporters.tensorflow.pure_step import by_path
 from graphscale.files.tensor_files import Arrays
 
@@ -60,40 +60,55 @@ class KerasStep:
         names = {str(layer.compute_dtype) for layer in self.model._flatten_layers()}
         return np.dtype(min(names & {"float16", "float32", "float64"}, default="float32"))
 
-    def run(self, *values: Any) -> dict[str, Any]:
-        """Run `train_step` on a batch, and return the loss and the metrics of this batch by name."""
+    def run(self, *values: Any, given: Arrays | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run `train_step` on a batch.
+
+        Args:
+            values: the arrays of the batch.
+            given: gradients for the optimizer, in place of those of this batch, by name.
+
+        Returns:
+            The loss and the metrics of this batch by name, and the gradients of this batch by the paths of the weights.
+        """
         tensors = dict(zip(self.batch, values, strict=True))
-        losses: list[Any] = []
-        with _recording(losses):
+        record = GradientRecord(given)
+        with record.watching():
             logs = self.model.train_step(_fill(self.structure, tensors))
+        losses = record.losses
         if len(losses) != 1 or losses[0].shape.rank != 0:
             found = f"{len(losses)} losses" if len(losses) != 1 else f"a loss of shape {losses[0].shape}"
             raise ExportError(
                 f"train_step of {self.model.name} takes the gradient of {found}; a step has one scalar loss, and one "
                 "call of GradientTape.gradient or Optimizer.minimize"
             )
-        if not self.metrics:
-            return {LOSS: losses[0]}
-        flat = {"/".join(map(str, path)): value for path, value in keras.tree.flatten_with_path(logs or {})}
-        metrics = {name: tf.convert_to_tensor(value) for name, value in flat.items() if name != LOSS}
-        return {LOSS: losses[0]} | metrics
+        metrics: dict[str, Any] = {}
+        if self.metrics:
+            flat = {"/".join(map(str, path)): value for path, value in keras.tree.flatten_with_path(logs or {})}
+            metrics = {name: tf.convert_to_tensor(value) for name, value in flat.items() if name != LOSS}
+        return {LOSS: losses[0]} | metrics, record.gradients
 
-    def run_eagerly(self, batch: Arrays) -> Arrays:
-        """Train on a batch in TensorFlow itself; return the outputs, and the next values of all variables."""
+    def run_with_gradients(self, *values: Any) -> dict[str, Any]:
+        """Run `train_step`, and return the gradients beside its results, as `NAME.gradient`."""
+        outputs, gradients = self.run(*values)
+        named = {gradient_name(name): value for name, value in gradients.items()}
+        unique_names([*outputs, *named])
+        return outputs | named
+
+    def run_eagerly(self, batch: Arrays, given: Arrays | None = None) -> tuple[Arrays, Arrays, Arrays]:
+        """Train on a batch in TensorFlow itself; return what `run` does, and the next values of all variables."""
         self.model.reset_metrics()
-        outputs = self.run(*(tf.constant(value) for value in batch.values()))
-        return {name: value.numpy() for name, value in outputs.items()} | self.values()
+        found = self.run(*(tf.constant(value) for value in batch.values()), given=given)
+        outputs, gradients = ({name: value.numpy() for name, value in each.items()} for each in found)
+        return outputs, gradients, self.values()
 
     def values(self) -> Arrays:
         """Return a copy of the present value of each variable."""
         return {name: np.array(variable.numpy()) for name, variable in self.state.items()}
 
-    def disturb(self, batch: Arrays) -> Arrays:
-        """Change every number of the variables by its rounding; return the batch changed in the same way."""
-        rng, unit = np.random.default_rng(0), float(np.finfo(self.precision).eps)
-        for variable in self.state.values():
-            variable.assign(_rounded_otherwise(variable.numpy(), rng, unit))
-        return {name: _rounded_otherwise(value, rng, unit) for name, value in batch.items()}
+    def assign(self, values: Arrays) -> None:
+        """Give some variables other values."""
+        for name, value in values.items():
+            self.state[name].assign(value)
 
     def locate(self, node: str) -> str:
         """Name the layer of a node of the traced step, or else the node."""
@@ -176,26 +191,6 @@ def _build(model: Any, data: Any) -> None:
         raise ExportError(
             f"{model.name} cannot be built on the example batch, call it once before the export: {one_line(error)}"
         ) from error
-
-
-def _rounded_otherwise(value: np.ndarray[Any, Any], rng: np.random.Generator, unit: float) -> np.ndarray[Any, Any]:
-    if value.dtype.kind != "f":
-        return value
-    noise = rng.uniform(-1, 1, value.shape) * unit
-    return np.asarray(value * (1 + noise)).astype(value.dtype)
-
-
-@contextlib.contextmanager
-def _recording(losses: list[Any]) -> Iterator[None]:
-    """Keep the values whose gradients are taken."""
-    original = tf.GradientTape.gradient
-
-    def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        losses.append(target)
-        return original(tape, target, *args, **kwargs)
-
-    with mock.patch.object(tf.GradientTape, "gradient", gradient):
-        yield
 
 
 def _name_batch(model: Any, example: Any) -> tuple[Any, Arrays]:

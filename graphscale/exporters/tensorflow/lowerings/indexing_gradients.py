@@ -117,7 +117,7 @@ def segment_sum(write: NodeWriter, node: Any) -> str:
     wide = write.op("Expand", write.op("Unsqueeze", places, write.integers([1])), size)
     width = write.op("Slice", size, write.integers([1]), write.integers([2]))
     zeros = write.op("Expand", write.constant(0), write.op("Concat", write.integers([count]), width, axis=0))
-    summed = write.op("ScatterElements", zeros, wide, rows, axis=0, reduction="add")
+    summed = write.scatter_sums(zeros, wide, rows)
     return write.op("Reshape", summed, write.op("Concat", write.integers([count]), behind, axis=0))
 
 

@@ -83,6 +83,14 @@ class NodeWriter:
         """Return zeros of the node's type in the shape of a value."""
         return self.op("Expand", self.constant(0), self.op("Shape", value))
 
+    def scatter_sums(self, zeros: str, places: str, values: str) -> str:
+        """Add values to zeros at places of the first axis. ONNX Runtime has no such sums of float16 on a CPU."""
+        half = self.dtype == np.float16
+        if half:
+            zeros, values = (self.op("Cast", each, to=TensorProto.FLOAT) for each in (zeros, values))
+        summed = self.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
+        return self.op("Cast", summed, to=TensorProto.FLOAT16) if half else summed
+
     def one_hot(self, index: str, count: int) -> str:
         """Return indices as ones among zeros."""
         # ONNX Runtime has no OneHot of int32.

@@ -28,7 +28,7 @@ def max_pool(write: NodeWriter, node: Any) -> str:
     )
     index, flat = write.reshape(pooled.output[1], [-1]), write.reshape(write.channels_first(dy), [-1])
     zeros = write.zeros_like(write.reshape(x, [-1]))
-    summed = write.op("ScatterElements", zeros, index, flat, axis=0, reduction="add")
+    summed = write.scatter_sums(zeros, index, flat)
     return write.channels_last(write.reshape(summed, [-1, shape[-1], *size]), len(shape))
 
 

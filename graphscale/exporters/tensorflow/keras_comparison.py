@@ -1,0 +1,176 @@
+"""Comparison of an exported step, run by ONNX Runtime, with Keras's own steps."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.errors import ExportError
+from graphscale.exporters.export_report import TOLERANCE, make_runner
+from graphscale.exporters.tensorflow.gradient_record import gradient_name
+from graphscale.exporters.tensorflow.keras_step import KerasStep
+from graphscale.exporters.tensorflow.pure_step import PureStep
+from graphscale.files import model_files
+from graphscale.files.tensor_files import Arrays
+
+__all__ = ["KerasComparison"]
+
+# A number that rounding of its operands moves this far cannot be met any closer than some multiples of that.
+_CONDITION = 10
+_DRAWS = 3
+# A weight is rounded once or twice in each step, in units of its own type.
+_ROUNDINGS = 4
+
+
+class _Results(NamedTuple):
+    """Results of a step: the loss, the metrics and the gradients; the variables before and after it."""
+
+    outputs: Arrays
+    before: Arrays
+    after: Arrays
+
+    def output(self, name: str) -> Any:
+        """Return a result that is no variable."""
+        return self.outputs[name].astype(np.float64)
+
+    def change(self, name: str) -> Any:
+        """Return the change of a variable."""
+        return self.after[name].astype(np.float64) - self.before[name]
+
+
+class KerasComparison:
+    """A comparison of an exported step with Keras's, each step from the values that the exported one left.
+
+    An optimizer such as Adam divides a gradient by its own size, so that the rounding of a gradient near zero becomes a
+    whole update. Therefore the gradients are compared with those of Keras, and the updates with those that Keras's own
+    optimizer makes of the gradients of the exported step.
+
+    Where an error is above its tolerance, Keras computes the step again from numbers that differ by their rounding, and
+    some multiples of its own error are allowed.
+
+    Args:
+        model: the step, with the gradients among its outputs.
+        step: Keras's step.
+        pure: the traced step.
+        gradients: the names of its gradients.
+
+    Attributes:
+        noise: names of the results that rounding decides.
+    """
+
+    def __init__(self, model: ir.Model, step: KerasStep, pure: PureStep, gradients: Sequence[str]) -> None:
+        self._model, self._step, self._pure, self._gradients = model, step, pure, gradients
+        self._unit = float(np.finfo(step.precision).eps)
+        self._statistics = {variable.path for variable in step.model.non_trainable_variables}
+        self._errors: dict[str, float] = {}
+        self.noise: set[str] = set()
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """The largest error of each other result, relative to the largest number of the tensor."""
+        return {name: error for name, error in self._errors.items() if name not in self.noise}
+
+    def compare(self, batch: Arrays, count: int) -> None:
+        """Compare some steps in a row on a batch.
+
+        Raises:
+            ExportError: ONNX Runtime refuses the step, or a result differs.
+        """
+        state = {name: self._pure.first[name] for name in self._pure.pairs.values()}
+        with tempfile.TemporaryDirectory(prefix="graphscale-") as folder:
+            path = Path(folder, "step.onnx")
+            model_files.save(self._model, path)
+            run = make_runner(path)
+            for number in range(count):
+                found = run(batch | state)
+                self._compare_step(number + 1, batch, state, found)
+                state = {name: found[output] for output, name in self._pure.pairs.items()}
+
+    def _compare_step(self, number: int, batch: Arrays, state: Arrays, found: Arrays) -> None:
+        given = {name: found[gradient_name(name)] for name in self._gradients}
+
+        @functools.cache
+        def run(least: float, draw: int | None) -> _Results:
+            rng = None if draw is None else np.random.default_rng(draw)
+            with self._step.unchanged():
+                self._step.assign(state)
+                self._step.assign(_disturb(self._step.values(), rng, least))
+                before = self._step.values()
+                fed, gradients = _disturb(batch, rng, least), _disturb(given, rng, 0)
+                outputs, own, after = self._step.run_eagerly(fed, gradients)
+            return _Results(outputs | {gradient_name(name): value for name, value in own.items()}, before, after)
+
+        exact = run(0, None)
+
+        def spread(name: str, read: Callable[[_Results, str], Any], least: float) -> Callable[[], float]:
+            return lambda: max(_largest(read(run(least, draw), name) - read(exact, name)) for draw in range(_DRAWS))
+
+        least_number = float(np.finfo(self._step.precision).smallest_subnormal)
+        for name, wanted in exact.outputs.items():
+            is_gradient = name in map(gradient_name, given)
+            kind = self._step.precision if is_gradient else wanted.dtype
+            pair = _Pair(name, found[name], wanted, wanted, _ROUNDINGS * least_number if is_gradient else 0.0)
+            self._check(number, pair, TOLERANCE.get(kind.name, 0.0), spread(name, _Results.output, self._unit))
+        for output, name in self._pure.pairs.items():
+            wanted = exact.after[name]
+            unit = float(np.finfo(wanted.dtype).eps) if wanted.dtype.kind == "f" else 0.0
+            pair = _Pair(output, found[output], wanted, exact.change(name), _ROUNDINGS * unit * _largest(wanted))
+            least = self._unit if name in self._statistics else 0.0
+            self._check(number, pair, TOLERANCE.get(wanted.dtype.name, 0.0), spread(name, _Results.change, least))
+
+    def _check(self, number: int, pair: _Pair, limit: float, spread: Callable[[], float]) -> None:
+        """Compare a result; `spread` returns Keras's own error."""
+        got, wanted = pair.got, pair.wanted
+        if got.dtype != wanted.dtype or got.shape != wanted.shape:
+            raise ExportError(
+                f"the exported step gives {pair.name} as {got.dtype}{list(got.shape)}, Keras as "
+                f"{wanted.dtype}{list(wanted.shape)}; nothing is written"
+            )
+        a, b = got.astype(np.float64), wanted.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            worst = float(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)).max(initial=0))
+        scale = _largest(pair.scale)
+        error = 0.0 if worst <= pair.slack else worst / scale
+        if not error <= limit:
+            limit = max(limit, _CONDITION * spread() / scale)
+            if error > TOLERANCE[self._step.precision.name]:
+                self.noise.add(pair.name)
+        if not error <= limit:
+            raise ExportError(
+                f"the exported step computes another {pair.name} than Keras in step {number}: off by {error:.1e} of "
+                f"its largest {'number' if pair.scale is wanted else 'change'}, {limit:.0e} is allowed; nothing is "
+                "written"
+            )
+        self._errors[pair.name] = max(self._errors.get(pair.name, 0.0), worst / _largest(b))
+
+
+class _Pair(NamedTuple):
+    """A result of the exported step and of Keras, the numbers that an error is relative to, and an error to ignore."""
+
+    name: str
+    got: Any
+    wanted: Any
+    scale: Any
+    slack: float
+
+
+def _largest(values: Any) -> float:
+    return float(np.abs(values[np.isfinite(values)]).max(initial=1e-30))
+
+
+def _disturb(arrays: Arrays, rng: np.random.Generator | None, least: float) -> Arrays:
+    """Change floating-point numbers by their rounding, or by more; by nothing without a generator."""
+
+    def disturb(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if rng is None or value.dtype.kind != "f":
+            return value
+        unit = max(float(np.finfo(value.dtype).eps), least)
+        return np.asarray(value * (1 + rng.uniform(-1, 1, value.shape) * unit)).astype(value.dtype)
+
+    return {name: disturb(value) for name, value in arrays.items()}
