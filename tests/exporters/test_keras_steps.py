@@ -126,6 +126,31 @@ def test_a_scaled_step_trains_as_keras_does(make: Callable[[Any], Case], keras: 
             np.testing.assert_allclose(found[name], value, 0, 1e-4 * np.abs(value).max(), err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["Adafactor", "Adam"])
+def test_state_of_every_optimizer_goes_back(name: str, keras: Any, tmp_path: Path) -> None:
+    """Adafactor gives two variables one path; averages of weights are state of the optimizer."""
+    optimizer = getattr(keras.optimizers, name)(0.01, use_ema=name == "Adam")
+    model, batch = classifier(keras, optimizer, keras.Input((8,)), keras.layers.Dense(8)), (numbers(8), labels())
+    optimizer.build(model.trainable_variables)
+    gs.exporters.tensorflow.export_step(model, batch, path=tmp_path / "step.onnx")
+    before = [variable.numpy().copy() for variable in optimizer.variables]
+    session = gs.Session(gs.scale(tmp_path / "step.onnx"))
+    for _ in range(2):
+        session.step(flatten(batch))
+    for _ in range(2):
+        model.train_on_batch(*batch)
+    expected = [variable.numpy().copy() for variable in optimizer.variables]
+    for variable, value in zip(optimizer.variables, before, strict=True):
+        variable.assign(value)
+    gs.exporters.tensorflow.load_weights(session, model)
+    for variable, value in zip(optimizer.variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, 0, 1e-4 * np.abs(value).max(), err_msg=variable.path)
+    if name == "Adafactor":
+        assert {"adafactor/kernel", "adafactor/kernel_1", "adafactor/kernel_2", "adafactor/kernel_3"} < set(
+            session.state_dict()
+        )
+
+
 def test_trained_weights_go_back_into_the_model_and_its_optimizer(keras: Any, tmp_path: Path) -> None:
     model, batch = dense(keras)
     gs.exporters.tensorflow.export_step(model, batch, path=tmp_path / "step.onnx")
@@ -308,6 +333,11 @@ def accumulating(keras: Any) -> tuple[Any, Any]:
     return classifier(keras, optimizer, keras.Input((8,))), (numbers(8), labels())
 
 
+def overwriting(keras: Any) -> tuple[Any, Any]:
+    optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2)
+    return classifier(keras, optimizer, keras.Input((8,))), (numbers(8), labels())
+
+
 def not_compiled(keras: Any) -> tuple[Any, Any]:
     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]), (numbers(8), numbers(1))
 
@@ -330,7 +360,8 @@ def no_model(keras: Any) -> tuple[Any, Any]:
 
 REFUSED = {
     no_lowering: "the operator Igamma has no ONNX equivalent yet: layer gamma",
-    accumulating: r"uses the variable adam/sequential_head_kernel_gradient_accumulator:0 in If \(node adam/cond",
+    accumulating: "optimizer adam has gradient_accumulation_steps=2, by which .* leave it out, and feed",
+    overwriting: "optimizer adam has ema_overwrite_frequency=2, by which .* use_ema=True exports",
     not_compiled: "sequential has no optimizer; pass loss and optimizer, or compile the model",
     of_another_shape: "train_step of sequential cannot be run on 6 rows: .*expected axis -1 of input shape",
     words: "x of the example batch is of dtype <U1; pass numbers",

@@ -15,10 +15,10 @@ import tensorflow as tf
 from graphscale.errors import ExportError, one_line
 from graphscale.exporters.step_file import unique_names
 from graphscale.exporters.tensorflow.gradient_record import GradientRecord, gradient_name
-from graphscale.exporters.tensorflow.pure_step import by_path
 from graphscale.files.tensor_files import Arrays
+from graphscale.graph.builder import Names
 
-__all__ = ["LOSS", "RATE", "KerasStep", "find_optimizers", "make_keras_step"]
+__all__ = ["LOSS", "RATE", "KerasStep", "find_optimizers", "make_keras_step", "name_variables"]
 
 LOSS, RATE = "loss", "learning_rate"
 _PARTS = ("x", "y", "sample_weight")
@@ -155,17 +155,33 @@ def make_keras_step(model: Any, example_batch: Any, metrics: bool = True) -> Ker
     if not optimizers:
         raise ExportError(f"{model.name} has no optimizer; pass loss and optimizer, or compile the model")
     for optimizer in optimizers:
+        _refuse_conditions(optimizer)
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-    sums = {id(variable) for variable in model.metrics_variables}
-    owned = [variable for variable in model.variables if id(variable) not in sums]
-    owned += [variable for optimizer in optimizers for variable in optimizer.variables]
-    unique_names([*batch, *(variable.path for variable in owned)])
+    state = {name: variable.value for name, variable in name_variables(model, optimizers).items()}
+    unique_names([*batch, *state])
     rates = [optimizer.learning_rate for optimizer in optimizers]
-    state = by_path(owned)
     if len(rates) == 1 and isinstance(rates[0], keras.Variable):
         state = {RATE if value is rates[0].value else name: value for name, value in state.items()}
     return KerasStep(model, optimizers, structure, batch, state, metrics)
+
+
+def name_variables(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
+    """Name the variables of a model, those of its metrics aside, and of its optimizers.
+
+    Returns:
+        The variables by their paths in Keras. Where several of an optimizer have one path, such as the factors of
+        Adafactor, the path of each but the first ends in a number, in the order of `Optimizer.variables`.
+
+    Raises:
+        ExportError: two variables of the model have one path.
+    """
+    sums = {id(variable) for variable in model.metrics_variables}
+    named = [(variable.path, variable) for variable in model.variables if id(variable) not in sums]
+    unique_names([name for name, _ in named])
+    names = Names(name for name, _ in named)
+    owned = [variable for optimizer in optimizers for variable in optimizer.variables]
+    return dict([*named, *((names.reserve(variable.path), variable) for variable in owned)])
 
 
 def find_optimizers(model: Any) -> list[Any]:
@@ -180,6 +196,24 @@ def _inner(optimizer: Any) -> Any:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.inner_optimizer
     return optimizer
+
+
+def _refuse_conditions(optimizer: Any) -> None:
+    """Refuse options by which an optimizer assigns variables in some steps alone."""
+    for option, advice in _CONDITIONAL.items():
+        value = getattr(optimizer, option, None)
+        if value:
+            raise ExportError(
+                f"the optimizer {optimizer.name} has {option}={value}, by which it assigns variables in some steps "
+                f"alone; {advice}"
+            )
+
+
+_CONDITIONAL = {
+    "gradient_accumulation_steps": "leave it out, and feed as many rows at once",
+    "ema_overwrite_frequency": "leave it out: use_ema=True exports, and optimizer.finalize_variable_values puts the "
+    "averages into the model after load_weights",
+}
 
 
 def _build(model: Any, data: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import ExportError
-from graphscale.exporters.tensorflow.keras_step import find_optimizers
+from graphscale.exporters.tensorflow.keras_step import find_optimizers, name_variables
 from graphscale.exporters.trained_state import read_trained
 
 __all__ = ["load"]
@@ -27,24 +27,20 @@ def load(step_or_state: Any, model: Any) -> None:
             f"{len(needed)} are there, beside others such as {found!r}: build the original model, with names for "
             "its layers"
         )
-    sums = {id(variable) for variable in model.metrics_variables}
-    targets = [variable for variable in model.variables if id(variable) not in sums]
-    for optimizer in find_optimizers(model):
+    optimizers = find_optimizers(model)
+    for optimizer in optimizers:
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-        targets += optimizer.variables
     fitting = []
-    for variable in targets:
-        value = values.get(variable.path)
+    for name, variable in name_variables(model, optimizers).items():
+        value = values.get(name)
         if value is None:
             continue
         if tuple(value.shape) != tuple(variable.shape):
-            raise ExportError(
-                f"{variable.path!r} has the shape {list(value.shape)}, in the model {list(variable.shape)}"
-            )
+            raise ExportError(f"{name!r} has the shape {list(value.shape)}, in the model {list(variable.shape)}")
         kinds = [np.issubdtype(np.dtype(dtype), np.integer) for dtype in (value.dtype, variable.dtype)]
         if kinds[0] != kinds[1]:
-            raise ExportError(f"{variable.path!r} is {value.dtype}, in the model {variable.dtype}")
+            raise ExportError(f"{name!r} is {value.dtype}, in the model {variable.dtype}")
         fitting.append((variable, value))
     for variable, value in fitting:
         variable.assign(value)
