@@ -23,7 +23,8 @@ __all__ = ["KerasComparison"]
 
 # A number that rounding of its operands moves this far cannot be met any closer than some multiples of that.
 _CONDITION = 10
-_DRAWS = 3
+# Draws of the rounding, as far as they are needed: in some alone, a number near zero has the other sign before a ReLU.
+_DRAWS = 12
 # A weight is rounded once or twice in each step, in units of its own type.
 _ROUNDINGS = 4
 
@@ -108,8 +109,8 @@ class KerasComparison:
 
         exact = run(0, None)
 
-        def spread(name: str, read: Callable[[_Results, str], Any], least: float) -> Callable[[], float]:
-            return lambda: max(_largest(read(run(least, draw), name) - read(exact, name)) for draw in range(_DRAWS))
+        def spread(name: str, read: Callable[[_Results, str], Any], least: float) -> Callable[[int], float]:
+            return lambda draw: _largest(read(run(least, draw), name) - read(exact, name))
 
         least_number = float(np.finfo(self._step.precision).smallest_subnormal)
         for name, wanted in exact.outputs.items():
@@ -124,8 +125,8 @@ class KerasComparison:
             least = self._unit if name in self._statistics else 0.0
             self._check(number, pair, TOLERANCE.get(wanted.dtype.name, 0.0), spread(name, _Results.change, least))
 
-    def _check(self, number: int, pair: _Pair, limit: float, spread: Callable[[], float]) -> None:
-        """Compare a result; `spread` returns Keras's own error."""
+    def _check(self, number: int, pair: _Pair, limit: float, spread: Callable[[int], float]) -> None:
+        """Compare a result; `spread` returns Keras's own error in a draw of the rounding."""
         got, wanted = pair.got, pair.wanted
         if got.dtype != wanted.dtype or got.shape != wanted.shape:
             raise ExportError(
@@ -137,10 +138,11 @@ class KerasComparison:
             worst = float(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)).max(initial=0))
         scale = _largest(pair.scale)
         error = 0.0 if worst <= pair.slack else worst / scale
-        if not error <= limit:
-            limit = max(limit, _CONDITION * spread() / scale)
-            if error > TOLERANCE[self._step.precision.name]:
-                self.noise.add(pair.name)
+        if error > TOLERANCE[self._step.precision.name]:
+            self.noise.add(pair.name)
+        draws = iter(range(_DRAWS))
+        while not error <= limit and (draw := next(draws, None)) is not None:
+            limit = max(limit, _CONDITION * spread(draw) / scale)
         if not error <= limit:
             raise ExportError(
                 f"the exported step computes another {pair.name} than Keras in step {number}: off by {error:.1e} of "
