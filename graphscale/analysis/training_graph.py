@@ -227,7 +227,7 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
         return other
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
     if _find_missed(solver, topology.contractions & topology.backward):
-        with contextlib.suppress(GraphscaleError):
+        with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
             other = _solve_without_optimizer(topology, seed, chosen)
             if other is not None and not _find_missed(other[0], topology.contractions & topology.backward - other[1]):
                 return other

@@ -76,7 +76,7 @@ def describe_folder(path: str | os.PathLike[str]) -> str:
         return f"a SavedModel of TensorFlow; {_KERAS.remedy}"
     models = sorted(file.name for file in folder.glob("*.onnx"))
     if not models:
-        return "a folder without ONNX files; pass an ONNX file, or a folder of artifacts with training_model.onnx in it"
+        return "a folder without ONNX files; pass an ONNX file"
     return f"a folder; pass an ONNX file in it, such as {folder / models[0]}"
 
 

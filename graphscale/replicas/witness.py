@@ -86,7 +86,7 @@ def dismiss_all() -> None:
         witness.tell(_DONE)
 
 
-def _watch(box: socket.socket, peers: dict[int, int]) -> None:
+def _watch(box: socket.socket, peers: dict[int, int], moment: float = _MOMENT) -> None:
     """Wait until all have left, or one has ended without leaving, and print a line."""
     poll = select.epoll()
     poll.register(box, select.EPOLLIN)
@@ -110,7 +110,7 @@ def _watch(box: socket.socket, peers: dict[int, int]) -> None:
         if ended := _ranks(events, descriptors, watched):
             if all(_KILLED in _describe_end(peers[rank]) for rank in ended):
                 # The launcher may have killed them, after an end that is reported late.
-                time.sleep(_MOMENT)
+                time.sleep(moment)
                 ended += _ranks(poll.poll(0), descriptors, watched)
             rank = next((rank for rank in ended if _KILLED not in _describe_end(peers[rank])), ended[0])
             _report(rank, peers[rank])

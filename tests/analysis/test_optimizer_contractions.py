@@ -72,14 +72,14 @@ def test_contractions_of_the_optimizer_need_no_scale(text: str, inputs: str, out
     assert (report.contractions, report.missed) == (3, ())
 
 
-def test_muon_with_its_rounds_in_a_loop() -> None:
-    """The scale ends at the norm ahead of the loop, and the search succeeds without the finished gradients."""
-    rounds = """
-        norm = Sqrt(ReduceSum(m1_next * m1_next, keepdims=0)) + epsilon
-        first = m1_next / norm
-    """
-    loop = """
-        o1 = Loop(five, go, first) <body = round (int64 i, bool on, float[4,5] n_in) => (bool going, float[4,5] n) {
+def looped(name: str, of: str, shape: str) -> str:
+    """Newton-Schulz with its rounds in a loop; the norm of the first matrix ends the scale."""
+    body = f"rounds (int64 i, bool on, {shape} n_in) => (bool going, {shape} n)"
+    first = f"norm_{name} = Sqrt(ReduceSum({of} * {of}, keepdims=0)) + epsilon; first_{name} = {of} / norm_{name}"
+    return (
+        nodes(first)
+        + f"""
+        {name} = Loop(five, go, first_{name}) <body = {body} {{
             going = Identity(on)
             n_t = Transpose<perm = [1, 0]>(n_in)
             square = MatMul(n_in, n_t)
@@ -87,15 +87,22 @@ def test_muon_with_its_rounds_in_a_loop() -> None:
             less = Mul(cube, half)
             grown = Mul(n_in, more)
             n = Sub(grown, less)
-        }>
-    """
+        }}>
+        """
+    )
+
+
+LOOPED = NUMBERS + ", int64 five = {5}, bool go = {1}"
+
+
+def test_muon_with_its_rounds_in_a_loop() -> None:
+    """The search succeeds without the finished gradients."""
+    update = "w1_next = w1 - o1 * rate; w2_next = w2 - rate * dw2"
     model = step(
-        nodes("m1_next = m1 * beta + dw1;" + rounds)
-        + loop
-        + nodes("w1_next = w1 - o1 * rate; w2_next = w2 - rate * dw2"),
+        nodes("m1_next = m1 * beta + dw1") + looped("o1", "m1_next", "float[4,5]") + nodes(update),
         inputs="float[4,5] m1",
         outputs=listed(NEXT, "float[4,5] m1_next"),
-        constants=NUMBERS + ", int64 five = {5}, bool go = {1}",
+        constants=LOOPED,
     )
     report = assert_same_step(model)
     assert [place.value for place in report.places] == ["two_over_n"]
@@ -171,6 +178,22 @@ def test_contractions_of_the_backward_pass_behind_an_orthogonalised_gradient_are
     )
     with pytest.raises(NonlinearGradientError, match="the backward pass goes on from there"):
         gs.scale(model)
+
+
+def test_a_backward_pass_behind_gradients_orthogonalised_in_loops_stays_without_a_scale() -> None:
+    """The products in the loops are ahead of it, and count as its own."""
+    loops = looped("o1", "dw1", "float[4,5]") + looped("o2", "dw2", "float[5,3]")
+    moved = "v1 = w1 - o1 * rate; v2 = w2 - o2 * rate;"
+    model = step(
+        loops + nodes(moved + SECOND_PASS.replace("near", "t3")),
+        inputs="float[4,3] t3",
+        outputs=NEXT,
+        constants=LOOPED,
+        backward=nodes(BACKWARD + "dw1 = x.T @ df"),
+    )
+    report = gs.inspect(model)
+    assert (report.contractions, len(report.missed)) == (10, 4)
+    assert report.coverage < 1
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,6 @@ def test_cuda_step_on_a_gpu(tmp_path: Path) -> None:
             assert facts[way]["syncs"] <= facts[plain]["syncs"]
         assert facts["host"]["copies"] > facts["plain"]["copies"]
         assert facts["loop"]["launches"] == facts["session"]["launches"] < facts["loop-onnx"]["launches"]
-        assert all(isinstance(each["memory"], int) for each in facts.values())  # other tests take some of it meanwhile
 
 
 @pytest.mark.parametrize(

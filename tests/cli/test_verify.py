@@ -39,6 +39,24 @@ def test_a_sound_graph(folder: Path) -> None:
     assert contents(folder) == before
 
 
+def test_a_narrow_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.cli.command.TERMINAL", {"COLUMNS": "80", "NO_COLOR": "1"})
+    lines = succeed(None, "verify", ORIGINAL, folder / "sound.onnx", "--runs=1").splitlines()
+    assert "proof    carried state guarded: holds: 8 states" in [line.rstrip() for line in lines]
+    assert max(map(len, lines[1:])) <= 80
+
+
+def test_checks_that_failed_and_those_without_a_proof_are_counted(folder: Path, tmp_path: Path) -> None:
+    model = onnx.load(ORIGINAL)
+    next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Tanh"
+    onnx.save(model, tmp_path / "another.onnx")
+    scaled = tmp_path / "scaled.onnx"
+    scaled.write_bytes((folder / "sound.onnx").read_bytes())
+    done = graphscale("verify", "another.onnx", scaled, "--runs=1", folder=tmp_path)
+    assert done.returncode == 1
+    assert "3 checks failed, 1 not proved (" in done.stdout
+
+
 def test_a_counterexample_is_written_and_its_command_runs_it_again(folder: Path, tmp_path: Path) -> None:
     scaled = tmp_path / "a step.onnx"
     scaled.write_bytes((folder / "weight.onnx").read_bytes())

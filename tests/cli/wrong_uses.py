@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "scale artifacts/checkpoint -o o.onnx": ("a checkpoint of ONNX Runtime", "pass its folder"),
     "scale kept -o o.onnx": (
         "kept is a folder without ONNX files",
-        "or a folder of artifacts with training_model.onnx",
+        "pass an ONNX file",
     ),
     "lower scaled -o o.onnx": ("scaled is a folder", "pass an ONNX file in it, such as scaled/eval_model.onnx"),
     "scale original.onn -o o.onnx": ("No such file", "did you mean original.onnx?"),

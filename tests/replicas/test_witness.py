@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import threading
-import time
 
 import pytest
 
@@ -19,25 +19,22 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("others_end", [True, False])
-def test_a_killed_process_is_named_if_no_other_end_follows(
-    others_end: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(witness, "_MOMENT", 1.0)
+def test_a_killed_process_is_named_if_no_other_end_follows(others_end: bool, capfd: pytest.CaptureFixture[str]) -> None:
     waiting = [subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE) for _ in range(2)]
     killed, failing = waiting
+    box, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def end() -> None:
         killed.kill()
-        time.sleep(0.3)
+        select.select([os.pidfd_open(killed.pid)], [], [])
         if others_end:
             failing.communicate()
 
-    box, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    timer = threading.Timer(0.3, end)
-    timer.start()
+    thread = threading.Thread(target=end)
     with box, peer:
-        witness._watch(box, {0: killed.pid, 1: failing.pid})
-    timer.join()
+        thread.start()
+        witness._watch(box, {0: killed.pid, 1: failing.pid}, moment=1.0)
+    thread.join()
     reported = capfd.readouterr().err
     named = f"rank 1 (process {failing.pid}" if others_end else f"rank 0 (process {killed.pid}"
     assert named in reported

@@ -246,7 +246,7 @@ def test_a_drawing_starts_with_all_that_can_be_read_or_at_the_seed_edge(
         return [[r.x + r.width / 2 - m.x - m.width / 2, v.left - m.left, m.right - v.right],
                 [r.y + r.height / 2 - m.y - m.height / 2, v.top - m.top, m.bottom - v.bottom]]"""
     for offset, *gaps in page.run(places, PLACE):
-        assert abs(offset) < 2 or 0 < max(gaps) < 80
+        assert abs(offset) < 2 or max(gaps) == pytest.approx(40, abs=10)  # the frame is around boxes and lanes
     page.press("0")
     assert page.scale() < 0.5
     assert page.complaints() == []
