@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 __all__ = [
+    "CPU_PROVIDER",
+    "CUDA_PROVIDER",
     "MIN_OPSET",
     "RELEASES",
     "STOCK_OPERATORS",
@@ -22,6 +24,7 @@ __all__ = [
     "Target",
     "advise",
     "check_versions",
+    "choose_target",
     "default_opset",
     "get_target",
     "get_training_target",
@@ -174,6 +177,9 @@ TARGETS = {
     )
 }
 
+# Names of ONNX Runtime's execution providers.
+CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
+
 # Older versions have no constants: each initializer is an input.
 MIN_IR_VERSION = 4
 # Where, IsNaN and the other inserted operators exist since opset 9 (IsInf since 10).
@@ -186,6 +192,11 @@ def target_names(fits: Callable[[Target], bool] = lambda target: True) -> str:
     """Join the names of some targets, as in "onnx, ort-cuda or ort-training"."""
     *others, last = (name for name, target in TARGETS.items() if fits(target))
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def choose_target(providers: Collection[str]) -> str:
+    """Return the target for execution providers: `ort-cuda` where CUDA is one of them, otherwise `onnx`."""
+    return "ort-cuda" if CUDA_PROVIDER in providers else "onnx"
 
 
 def get_target(name: str) -> Target:

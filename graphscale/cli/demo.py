@@ -12,8 +12,8 @@ from rich.console import Console
 from graphscale.cli.options import Provider, option, output_path
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import EscapedTable, make_console, make_table, make_text, print_json, say
-from graphscale.demo.devices import CPU, CUDA
 from graphscale.process.stages import report_stage
+from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER
 from graphscale.training import run_plot
 from graphscale.training.record import StepRecord
 
@@ -49,7 +49,7 @@ def demo(
     require()
     from graphscale.session.loading import choose_device
 
-    providers = provider or [CPU]
+    providers = provider or [CPU_PROVIDER]
     choose_device(providers)
     picture = output or Path("precision.png" if precision else "demo.png")
     run_plot.check_picture(picture)
@@ -129,7 +129,7 @@ def _compare(output: Path, steps: int, seed: int, console: Console, providers: S
                 zeros = f"loss {task.loss(last):.4f}, zeros {100 * (last.zero_fraction or 0):.0f} %"
                 report_stage(f"{task.name}, {way.name}: {zeros}", number, steps)
             runs.append(run)
-    is_emulated = CUDA not in providers
+    is_emulated = CUDA_PROVIDER not in providers
     draw(runs, output, is_emulated)
     print_json(lambda: {"runs": [_describe_run(run) for run in runs], "output": str(output)})
     console.print(_make_table(runs))

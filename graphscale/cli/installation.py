@@ -15,11 +15,10 @@ from typing import Any
 import graphscale
 from graphscale.errors import SessionError, one_line
 from graphscale.process.extras import RUNTIME, requirements_of
-from graphscale.targets import MIN_IR_VERSION, MIN_OPSET, TARGETS, Target, release_of
+from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, MIN_IR_VERSION, MIN_OPSET, TARGETS, Target, release_of
 
 __all__ = ["Extra", "Installation", "Runs", "examine"]
 
-_CUDA = "CUDAExecutionProvider"
 # Extras of developers, and the two that are runtimes.
 _OTHER_EXTRAS = {"test", "docs", "lint", "dev", "browser", "runtime", "ort", "training"}
 
@@ -119,12 +118,12 @@ def _try_runtime(found: Installation) -> None:
     try:
         runtime = importlib.import_module(RUNTIME)
         found.providers = dict.fromkeys(runtime.get_available_providers(), "")
-        _run_node(runtime, "CPUExecutionProvider")
-        if _CUDA in found.providers:
+        _run_node(runtime, CPU_PROVIDER)
+        if CUDA_PROVIDER in found.providers:
             try:
-                _run_node(runtime, _CUDA)
+                _run_node(runtime, CUDA_PROVIDER)
             except SessionError as error:
-                found.providers[_CUDA] = one_line(error)
+                found.providers[CUDA_PROVIDER] = one_line(error)
     except Exception as error:  # whatever a damaged package raises
         found.problems.append(f"{RUNTIME} cannot be used: {one_line(error)}")
         found.advice.setdefault("the runtime again", _install(_pinned(found.runtimes), "--force-reinstall"))
@@ -188,8 +187,8 @@ def _support(target: Target, found: Installation) -> Runs:
     release, lacks = target.release, ""
     if not fitting:
         lacks = target.packages[0]
-    elif target.cuda and found.providers.get(_CUDA, _CUDA):
-        lacks = _CUDA
+    elif target.cuda and found.providers.get(CUDA_PROVIDER, CUDA_PROVIDER):
+        lacks = CUDA_PROVIDER
     for number in fitting.values():
         installed = release_of(number)
         if installed is not None and installed.number < release.number:

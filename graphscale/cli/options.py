@@ -16,7 +16,7 @@ from graphscale.files.descriptors import STDIN, STDOUT, descriptor_of
 from graphscale.files.reading import parse_json, read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
-from graphscale.targets import TARGETS, target_names
+from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, TARGETS, target_names
 
 if TYPE_CHECKING:
     from graphscale.analysis.roles.answers import Answers
@@ -69,7 +69,7 @@ LOSS_SCALE = f"dynamic, a number, a preset ({', '.join(presets.NAMES)}) or FILE.
 BUCKET_SIZE = "25MiB"
 # The panels of the options that every command has.
 LIMITS, GENERAL = "Limits for input files", "General"
-PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
+PROVIDERS = (CPU_PROVIDER, CUDA_PROVIDER)
 _DTYPES = ("float16", "bfloat16")
 
 

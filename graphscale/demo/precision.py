@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 
 from graphscale.demo import digits, reversal
-from graphscale.demo.devices import CPU, CUDA, choose_target
 from graphscale.files.tensor_files import Arrays
 from graphscale.passes import Autocast
 from graphscale.pipeline import scale
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.session import Session
 from graphscale.session.loading import make_quiet_options
+from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, choose_target
 from graphscale.training.data import Batches, Data
 from graphscale.training.loop import Trainer
 from graphscale.training.record import StepRecord
@@ -113,9 +113,9 @@ def tasks(seed: int) -> tuple[Task, ...]:
     return _digits(seed), _reversal(seed)
 
 
-def train(task: Task, way: Way, steps: int, providers: Sequence[str] = (CPU,)) -> Iterator[Run]:
+def train(task: Task, way: Way, steps: int, providers: Sequence[str] = (CPU_PROVIDER,)) -> Iterator[Run]:
     """Train a task in one way. Each step yields the same object, with one more record."""
-    pass_ = Autocast("float16", emulate=CUDA not in providers) if way.float16 else None
+    pass_ = Autocast("float16", emulate=CUDA_PROVIDER not in providers) if way.float16 else None
     target = choose_target(providers)
     # A fixed scale neither checks nor skips by default, and telemetry needs a checked step.
     scaled = scale(task.step, way.loss_scale, target=target, telemetry=True, skip_nonfinite=True, autocast=pass_)
@@ -193,5 +193,5 @@ def _run(step: bytes, output: str, feeds: Mapping[str, Any]) -> np.ndarray[Any, 
     """Run an exported step once, in float32, for one of its outputs."""
     import onnxruntime as ort
 
-    session = ort.InferenceSession(step, _make_options(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(step, _make_options(), providers=[CPU_PROVIDER])
     return np.asarray(session.run([output], {name: np.asarray(value) for name, value in feeds.items()})[0])

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx
 
-from graphscale.demo.devices import CPU, choose_target
 from graphscale.demo.digits import initial_state, read_step, split
 from graphscale.errors import GraphscaleError
 from graphscale.files.tensor_files import Arrays
@@ -22,6 +21,7 @@ from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.process.extras import RUNTIME, install_command
 from graphscale.session import Session
 from graphscale.session.loading import make_quiet_options
+from graphscale.targets import CPU_PROVIDER, choose_target
 from graphscale.training.data import Batches, Data
 from graphscale.training.loop import Trainer
 from graphscale.training.record import StepRecord
@@ -85,7 +85,7 @@ class Training:
         scaled: the scaled step.
     """
 
-    def __init__(self, steps: int, seed: int, providers: Sequence[str] = (CPU,)) -> None:
+    def __init__(self, steps: int, seed: int, providers: Sequence[str] = (CPU_PROVIDER,)) -> None:
         import onnxruntime as ort
 
         self.steps = steps

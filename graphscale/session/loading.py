@@ -16,7 +16,7 @@ from graphscale.errors import SessionError, one_line, reporting
 from graphscale.files import model_files
 from graphscale.pipeline import ScaledModel
 from graphscale.session.carried import Device, read_values
-from graphscale.targets import advise_missing, default_opset, too_new
+from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, advise_missing, default_opset, too_new
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["choose_device", "create", "make_quiet_options", "maps_files", "open_model"]
 
 _FATAL = 4  # ORT warns on stderr of each initializer that is also an input; errors come as exceptions anyway
-_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def open_model(model: Any) -> tuple[ir.Model, str | None]:
@@ -67,7 +66,7 @@ def create(
     """
     import onnxruntime as ort
 
-    wanted = list(providers or [_CPU])
+    wanted = list(providers or [CPU_PROVIDER])
     problem = "the session options hold the state of another session already; make new ones"
     with reporting(SessionError, problem, Exception):
         for name, buffer in held.items():
@@ -99,7 +98,7 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
     """
     import onnxruntime as ort
 
-    wanted = list(providers or [_CPU])
+    wanted = list(providers or [CPU_PROVIDER])
     for provider in wanted:
         has_options = isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], dict)
         if not (isinstance(provider, str) or (has_options and isinstance(provider[0], str))):
@@ -108,21 +107,21 @@ def choose_device(providers: Sequence[Any] | None) -> Device:
         there = ort.get_available_providers()
         near = [name for name in ort.get_all_providers() if name.lower().startswith(missing[0].lower())]
         hint = f"; did you mean {near[0]}?" if near else ""
-        if missing[0] == _CUDA:
+        if missing[0] == CUDA_PROVIDER:
             hint = "; for CUDA, pip uninstall onnxruntime and pip install onnxruntime-gpu"
         raise SessionError(
             f"the execution provider {missing[0]!r} is not in the installed onnxruntime {ort.__version__}, which has "
             f"{', '.join(there)}{hint}"
         )
-    if _CUDA in map(_name, wanted):
+    if CUDA_PROVIDER in map(_name, wanted):
         try:  # ONNX Runtime would report that there is no driver with many lines on stderr
             ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
         except OSError as error:
             raise SessionError(
-                f"the execution provider {_CUDA!r} cannot start: this machine has no NVIDIA driver ({error})"
+                f"the execution provider {CUDA_PROVIDER!r} cannot start: this machine has no NVIDIA driver ({error})"
             ) from error
     name, options = wanted[0] if isinstance(wanted[0], tuple) else (wanted[0], {})
-    return Device("cuda", int(options.get("device_id", 0))) if name == _CUDA else Device()
+    return Device("cuda", int(options.get("device_id", 0))) if name == CUDA_PROVIDER else Device()
 
 
 def maps_files(model: ir.Model, bound: Collection[str]) -> bool:

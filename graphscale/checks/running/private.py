@@ -21,11 +21,10 @@ from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.session.interface import to_ort_value
 from graphscale.session.loading import choose_device, make_quiet_options
-from graphscale.targets import advise_missing, default_opset, get_target, too_new
+from graphscale.targets import CPU_PROVIDER, advise_missing, default_opset, get_target, too_new
 
 __all__ = ["Copy", "Results", "Runner", "extract", "find_unseeded", "give_seed"]
 
-_CUDA = "CUDAExecutionProvider"
 _LARGE = 2**30  # bytes of a model that is passed as a file, not in memory
 PASS = "verify"
 
@@ -151,7 +150,7 @@ class Runner:
     def __init__(self, model: ir.Model, providers: Sequence[Any] | None, what: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="graphscale-")
         self._source = _source(model, Path(self._folder.name))
-        self._providers = list(providers or ["CPUExecutionProvider"])
+        self._providers = list(providers or [CPU_PROVIDER])
         try:
             self._cuda = choose_device(self._providers).name != "cpu"
         except SessionError as error:
