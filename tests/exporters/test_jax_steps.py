@@ -171,7 +171,10 @@ def test_steps_scale_without_a_hint(name: str, tmp_path: Path) -> None:
     step, state, batch = STEPS[name]
     path, scaled = tmp_path / "step.onnx", tmp_path / "scaled.onnx"
     report = export_step(step, state, batch, path)
-    assert not any("length" in note for note in report.notes), "the batch has any length"
+    if "halves" in name:
+        assert not any("length" in note for note in report.notes), "the batch has any length"
+    else:
+        assert not report.notes
     gs.scale(path, gs.FixedLossScale(128.0)).save(scaled)
     session, run = gs.Session(scaled), jax.jit(step)
     for _ in range(3):
@@ -181,40 +184,6 @@ def test_steps_scale_without_a_hint(name: str, tmp_path: Path) -> None:
         assert result.applied
     if "recurrent" in name:
         assert {node.op_type for node in onnx.load(path).graph.node} & {"Scan", "Loop"}
-
-
-def adam_in_halves() -> tuple[Any, Any, Arrays]:
-    """A step whose gradients hold some numbers near zero, which float16 rounds to another sign."""
-    optimizer, rng = optax.adam(1e-2), np.random.default_rng(5)
-
-    def loss_of(params: Any, batch: Any) -> Any:
-        halves = jax.tree.map(lambda w: w.astype(jnp.float16), params)
-        hidden = jnp.tanh(batch["x"].astype(jnp.float16) @ halves["w1"] + halves["b1"])
-        return cross_entropy((hidden @ halves["w2"] + halves["b2"]).astype(jnp.float32), batch["label"])
-
-    def step(state: Any, batch: Any) -> Any:
-        loss, gradients = jax.value_and_grad(loss_of)(state[0], batch)
-        updates, moments = optimizer.update(gradients, state[1], state[0])
-        return (optax.apply_updates(state[0], updates), moments), loss
-
-    w1, w2 = (rng.normal(size=(16, 32), scale=0.25), rng.normal(size=(32, 10), scale=0.18))
-    params = {"w1": w1, "b1": np.zeros(32), "w2": w2, "b2": np.zeros(10)}
-    params = {name: value.astype(np.float32) for name, value in params.items()}
-    batch = {"x": rng.normal(size=(8, 16)).astype(np.float32), "label": rng.integers(0, 10, 8, dtype=np.int32)}
-    return step, (params, optimizer.init(params)), batch
-
-
-def test_rounding_that_adam_magnifies_is_no_difference(tmp_path: Path) -> None:
-    report = export_step(*adam_in_halves(), tmp_path / "step.onnx", dynamic_batch=False)
-    assert report.notes[-1].startswith("with float32 in place of float16") and report.largest_error < 2e-2
-
-
-def test_a_mistake_smaller_than_the_rounding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = lambda x, **_: (lax.tanh(x).astype(np.float32) * np.float32(1.0003)).astype(x.dtype)  # noqa: E731
-    monkeypatch.setitem(rewriting._RULES, "tanh", rule)
-    with pytest.raises(ExportError, match="computes another"):
-        export_step(*adam_in_halves(), tmp_path / "step.onnx", dynamic_batch=False)
-    assert not list(tmp_path.iterdir())
 
 
 def test_random_keys_and_a_fed_learning_rate(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import onnx_ir as ir
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from graphscale.errors import ExportError, one_line
 from graphscale.exporters.export_report import TOLERANCE, compare_steps
@@ -19,81 +21,162 @@ from graphscale.graph.widening import widen
 
 __all__ = ["compare"]
 
+# Draws of the rounding, as far as they are needed: in some alone, a gradient near zero has the other sign.
+_DRAWS = 12
+_Step = Callable[..., Any]
 
-def compare(step: FlatStep, model: ir.Model, fed: Arrays, count: int) -> tuple[dict[str, float], list[str]]:
+
+@dataclasses.dataclass
+class _Errors:
+    """The largest errors of all comparisons of a step.
+
+    Attributes:
+        outputs: those of each output.
+        far: outputs that were beyond the tolerance in one of the comparisons.
+        in_float32: the largest error with float32 in place of float16.
+    """
+
+    outputs: dict[str, float] = dataclasses.field(default_factory=dict)
+    far: list[str] = dataclasses.field(default_factory=list)
+    in_float32: float | None = None
+
+    def add(self, errors: dict[str, float], narrowest: str) -> None:
+        """Add a comparison."""
+        self._add_far(errors, TOLERANCE[narrowest or "float32"])
+        self.outputs = {name: max(error, self.outputs.get(name, 0.0)) for name, error in errors.items()}
+
+    def add_in_float32(self, errors: dict[str, float]) -> None:
+        """Add a comparison with float32 in place of float16."""
+        self._add_far(errors, TOLERANCE["float32"])
+        self.in_float32 = max([self.in_float32 or 0.0, *(errors[name] for name in errors if name not in self.far)])
+
+    def _add_far(self, errors: dict[str, float], tolerance: float) -> None:
+        self.far += [name for name, error in errors.items() if error > tolerance and name not in self.far]
+
+    @property
+    def close(self) -> dict[str, float]:
+        """The errors of outputs that are within the tolerance in all comparisons."""
+        return {name: error for name, error in self.outputs.items() if name not in self.far}
+
+    @property
+    def notes(self) -> list[str]:
+        """Facts that a user should know."""
+        found = [f"decided by rounding, in JAX as well: {', '.join(self.far)}"] if self.far else []
+        if self.in_float32 is not None:
+            found.append(
+                f"with float32 in place of float16, ONNX Runtime and JAX are within {self.in_float32:.1e} of each other"
+            )
+        return found
+
+
+def compare(
+    step: FlatStep, model: ir.Model, batches: Sequence[tuple[Arrays, int]]
+) -> tuple[dict[str, float], list[str]]:
     """Compare an exported step with JAX.
 
     An optimizer such as Adam divides a gradient by its own size: the rounding of a gradient near zero decides the
-    direction of its weight, and weights from float16 gradients prove nothing. So a step with float16 is compared twice.
-    With float32 in place of float16, in the file and in JAX, the tolerance is that of float32. Without the replacement,
-    an output may be as far from JAX's as a multiple of the distance between both steps of JAX.
+    direction of its weight. Where a number differs by more than the tolerance, JAX therefore computes the step again
+    from numbers that differ by their rounding, and the number may be off by a multiple of what that changes.
+
+    Weights from float16 gradients prove nothing. So a step with float16 is compared twice, once with float32 in place
+    of float16, in the file and in JAX, and with the tolerance and the rounding of float32.
 
     Args:
         step: the step.
         model: the export.
-        fed: a value for each input that is no state.
-        count: number of steps.
+        batches: a value for each input that is no state, and the number of steps to make with it.
 
     Returns:
         The largest error of each output within the tolerance, relative to the largest number of the tensor, and notes
         for the user.
 
     Raises:
-        ExportError: ONNX Runtime refuses the export, or computes something else.
+        ExportError: ONNX Runtime refuses the export, or computes something else, or no output is within the tolerance;
+            JAX cannot run the step, or its own results are not finite.
     """
+    run, errors = jax.jit(step.run), _Errors()
+    for fed, count in batches:
+        _compare_batch(step, model, run, fed, count, errors)
+    state = step.state.arrays
+    if not any(name in step.results or state[step.pairs[name]].dtype.kind == "f" for name in errors.close):
+        raise ExportError(
+            "rounding decides all numbers that the step computes from the example batch, in JAX as well, so that "
+            "nothing is proven; pass another batch"
+        )
+    return errors.close, errors.notes
+
+
+def _compare_batch(step: FlatStep, model: ir.Model, run: _Step, fed: Arrays, count: int, errors: _Errors) -> None:
     first = step.state.arrays
+    with _explained(f"JAX cannot run the step on {jax.default_backend()}", "export it where it runs, or "):
+        expected = _run(step, run, fed, first, count)
+    _refuse_infinite(step, first, expected)
+    if not _uses_float16(model):
+        errors.add(_compare(step, model, run, fed, first, expected, ""), "")
+        return
+    twin = model.clone()
+    widen(twin.graph, ir.DataType.FLOAT, [ir.DataType.FLOAT16])
+    wide_fed, wide_first = _convert(fed), _convert(first)
+    with _explained("JAX cannot run the step with float32 in place of float16, for a comparison"):
+        traced = jax.make_jaxpr(step.run)(*fed.values(), *first.values())
+        wide = jax.jit(jaxpr_as_fun(widen_jaxpr(traced, np.float32, [np.float16])))
+        precise = _run(step, wide, wide_fed, wide_first, count)
+    errors.add_in_float32(_compare(step, twin, wide, wide_fed, wide_first, precise, ""))
+    errors.add(_compare(step, model, run, fed, first, expected, "float16"), "float16")
 
-    def trace() -> ClosedJaxpr:
-        return jax.make_jaxpr(step.run)(*fed.values(), *first.values())
 
+def _compare(
+    step: FlatStep, model: ir.Model, run: _Step, fed: Arrays, first: Arrays, expected: list[Arrays], narrowest: str
+) -> dict[str, float]:
+    def draw() -> Iterator[list[Arrays]]:
+        for seed in range(_DRAWS):
+            rng = np.random.default_rng(seed)
+            batch, state = (_disturb(values, rng, narrowest) for values in (fed, first))
+            yield _run(step, run, batch, state, len(expected))
+
+    return compare_steps(model, fed, first, step.pairs, expected, step.losses, draw(), narrowest)
+
+
+def _disturb(values: Arrays, rng: np.random.Generator, narrowest: str) -> Arrays:
+    """Change floating-point numbers by their rounding; whole numbers, as of a mask, have none."""
+    found = dict(values)
+    for name, value in values.items():
+        if np.issubdtype(value.dtype, np.floating):
+            unit = max(np.finfo(kind).eps for kind in (value.dtype, narrowest or value.dtype))
+            noise = 1 + float(unit) * rng.uniform(-1, 1, value.shape)
+            with np.errstate(invalid="ignore"):
+                found[name] = np.where(value == np.round(value), value, value * noise).astype(value.dtype)
+    return found
+
+
+def _refuse_infinite(step: FlatStep, first: Arrays, expected: list[Arrays]) -> None:
+    """Refuse steps of JAX whose losses or next values become infinite or NaN."""
+    before = {output: first[name] for output, name in step.pairs.items()}
+    for number, outputs in enumerate(expected):
+        for name in (*step.losses, *step.pairs):
+            value = outputs[name]
+            if not jax.numpy.issubdtype(value.dtype, np.floating):
+                continue
+            # A state may be infinite from the start, as the best loss so far; its next value is compared exactly.
+            old = before[name] if name in step.pairs else np.zeros_like(value)
+            kept = (np.isinf(value) & ~np.isfinite(old)) | (np.isnan(value) & np.isnan(old))
+            if not (np.isfinite(value) | kept).all():
+                raise ExportError(
+                    f"JAX's own step {number + 1} makes {name} infinite or NaN on the example batch; pass another batch"
+                )
+        before = outputs
+
+
+@contextlib.contextmanager
+def _explained(problem: str, otherwise: str = "") -> Iterator[None]:
+    """Turn an error of JAX into one line."""
     try:
-        expected = _run(step, step.run, fed, first, count)
-    except Exception as error:  # of JAX's compiler
+        yield
+    except Exception as error:  # of JAX's compiler, or of a primitive
         reason = one_line(next(iter(str(error).splitlines()), ""))
         raise ExportError(
-            f"JAX cannot run the step on {jax.default_backend()}: {type(error).__name__}: {reason}; export it where it "
-            "runs, or write this part of the step with others"
+            f"{problem}: {type(error).__name__}: {reason}; {otherwise}write this part of the step with other operations"
         ) from error
-    if not _uses_float16(model):
-        errors = _compare_precisely(step, model, fed, first, expected, trace)
-        return _split(errors, TOLERANCE["float32"], "the gradient of these is zero but for rounding")
-    traced = trace()
-    wide, twin = widen_jaxpr(traced, np.float32, [np.float16]), model.clone()
-    widen(twin.graph, ir.DataType.FLOAT, [ir.DataType.FLOAT16])
-    wide_fed, wide_first = _convert(fed, np.float16, np.float32), _convert(first, np.float16, np.float32)
-    precise = _run(step, jaxpr_as_fun(wide), wide_fed, wide_first, count)
-    in_float32 = _compare_precisely(step, twin, wide_fed, wide_first, precise, lambda: wide)
-    errors = compare_steps(model, fed, first, step.pairs, expected, precise, "float16")
-    largest = max(in_float32.values(), default=0.0)
-    close, notes = _split(errors, TOLERANCE["float16"], "the rounding of float16 decides these")
-    notes.append(f"with float32 in place of float16, ONNX Runtime and JAX are within {largest:.1e} of each other")
-    return close, notes
-
-
-def _compare_precisely(
-    step: FlatStep,
-    model: ir.Model,
-    fed: Arrays,
-    first: Arrays,
-    expected: list[Arrays],
-    trace: Callable[[], ClosedJaxpr],
-) -> dict[str, float]:
-    """Compare an export; where it differs, by more than the difference between JAX's steps and those in float64."""
-    try:
-        return compare_steps(model, fed, first, step.pairs, expected)
-    except ExportError as error:
-        refusal = error
-    exact = _run_exactly(step, trace(), fed, first, len(expected))
-    if exact is None:
-        raise refusal
-    return compare_steps(model, fed, first, step.pairs, expected, exact)
-
-
-def _split(errors: dict[str, float], tolerance: float, reason: str) -> tuple[dict[str, float], list[str]]:
-    """Return the errors within a tolerance, and a note with the outputs of the others."""
-    far = [name for name, error in errors.items() if error > tolerance]
-    close = {name: error for name, error in errors.items() if name not in far}
-    return close, [f"{reason}, in JAX as well: {', '.join(far)}"] if far else []
 
 
 def _uses_float16(model: ir.Model) -> bool:
@@ -101,9 +184,9 @@ def _uses_float16(model: ir.Model) -> bool:
     return any(value.dtype == ir.DataType.FLOAT16 for value in values)
 
 
-def _run(step: FlatStep, function: Callable[..., Any], fed: Arrays, state: Arrays, count: int) -> list[Arrays]:
+def _run(step: FlatStep, run: _Step, fed: Arrays, state: Arrays, count: int) -> list[Arrays]:
     """Run a function from inputs to outputs in JAX, count times; return its outputs."""
-    run, found = jax.jit(function), []
+    found = []
     for _ in range(count):
         outputs = dict(zip(step.outputs, map(np.asarray, run(*fed.values(), *state.values())), strict=True))
         state = {name: outputs[output] for output, name in step.pairs.items()}
@@ -111,16 +194,5 @@ def _run(step: FlatStep, function: Callable[..., Any], fed: Arrays, state: Array
     return found
 
 
-def _run_exactly(step: FlatStep, traced: ClosedJaxpr, fed: Arrays, state: Arrays, count: int) -> list[Arrays] | None:
-    """Run the step in float64; None where it cannot."""
-    narrow, wide = np.float32, np.float64
-    try:
-        with jax.enable_x64(True):
-            function = jaxpr_as_fun(widen_jaxpr(traced, wide, [narrow]))
-            return _run(step, function, _convert(fed, narrow, wide), _convert(state, narrow, wide), count)
-    except Exception:  # a primitive that has no float64
-        return None
-
-
-def _convert(values: Arrays, narrow: Any, wide: Any) -> Arrays:
-    return {name: value.astype(wide) if value.dtype == narrow else value for name, value in values.items()}
+def _convert(values: Arrays) -> Arrays:
+    return {name: value.astype(np.float32) if value.dtype == np.float16 else value for name, value in values.items()}

@@ -116,9 +116,9 @@ def _export(step: FlatStep, dynamic: Sequence[str]) -> tuple[ir.Model, dict[str,
         metrics=[name for name in step.results if name not in step.losses],
         documentation=f"Training step exported from JAX {jax.__version__}.",
     )
-    errors, notes = compare(step, model, step.fed, _STEPS)
+    fed = step.fed
+    batches = [(fed, _STEPS)]
     if dynamic:
-        fed = step.fed
         longer = {name: np.concatenate([fed[name], fed[name][:1]]) for name in dynamic}
-        compare(step, model, fed | longer, 1)
-    return model, errors, notes
+        batches.append((fed | longer, 1))
+    return model, *compare(step, model, batches)
