@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.extend.core import jaxpr_as_fun  # noqa: E402
 
-from graphscale.exporters.jax.wide_jaxpr import widen_jaxpr  # noqa: E402
+from graphscale.exporters.jax.wide_jaxpr import _Widening, widen_jaxpr  # noqa: E402
 
 pytestmark = [pytest.mark.jax, pytest.mark.static]
 
@@ -77,3 +77,9 @@ def test_bits_and_constants_keep_their_type() -> None:
         (found,) = jaxpr_as_fun(widen_jaxpr(jax.make_jaxpr(function)(bits), np.float64, [np.float16, np.float32]))(bits)
     tenths = np.float64(np.float16(0.1) * np.float16(3))
     np.testing.assert_allclose(found, bits.view(np.float32).astype(np.float64) * tenths, rtol=1e-12)
+
+
+def test_a_function_inside_a_primitive_keeps_no_constants() -> None:
+    body = jax.make_jaxpr(lambda x: x + lax.iota(np.float16, 4))(X[0, 0, 0]).jaxpr
+    with pytest.raises(NotImplementedError, match="an array that depends on no operand"):
+        _Widening(np.float32, [np.float16])._param(body)

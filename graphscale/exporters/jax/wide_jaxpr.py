@@ -68,7 +68,10 @@ class _Widening:
         if isinstance(value, ClosedJaxpr):
             return self.closed(value)
         if isinstance(value, Jaxpr):
-            return self.closed(ClosedJaxpr(value, ())).jaxpr
+            wide = self.closed(ClosedJaxpr(value, ()))
+            if wide.consts:  # arrays that a Jaxpr has no place for
+                raise NotImplementedError("the function inside a primitive makes an array that depends on no operand")
+            return wide.jaxpr
         if isinstance(value, tuple) and any(isinstance(each, ClosedJaxpr) for each in value):
             return tuple(map(self.closed, value))
         return self._type(value) if isinstance(value, np.dtype) else value
