@@ -7,6 +7,7 @@ from typing import Any
 from graphscale.errors import ExportError
 from graphscale.exporters.requirements import require
 from graphscale.exporters.trained_state import read_trained
+from graphscale.process.summary import few
 
 __all__ = ["load_weights"]
 
@@ -37,11 +38,11 @@ def load_weights(step_or_state: Any, state: Any) -> Any:
     values = trained.arrays
     missing = [name for name in tree.names if name not in values]
     if missing:
-        unread = [name for name in values if name not in tree.names]
+        lacking = few([repr(name) for name in missing], _SHOWN)
+        unread = few([repr(name) for name in values if name not in tree.names] or ["nothing else"], _SHOWN)
         raise ExportError(
-            f"{trained.name} has no trained value of {_some(missing)} ({len(missing)} of {len(tree.leaves)} arrays of "
-            f"the state), but of {_some(unread) if unread else 'nothing else'}: pass a state in the containers that "
-            "export_step got"
+            f"{trained.name} has no trained value of {lacking} ({len(missing)} of {len(tree.leaves)} arrays of the "
+            f"state), but of {unread}: pass a state in the containers that export_step got"
         )
     for leaf in tree.leaves:
         found = values[leaf.name]
@@ -51,8 +52,3 @@ def load_weights(step_or_state: Any, state: Any) -> Any:
                 f"{leaf.value.dtype}{list(leaf.value.shape)}"
             )
     return tree.build([jnp.asarray(values[name]) for name in tree.names])
-
-
-def _some(names: list[str]) -> str:
-    """Return the first names of a list."""
-    return ", ".join(map(repr, names[:_SHOWN])) + (" ..." if len(names) > _SHOWN else "")
