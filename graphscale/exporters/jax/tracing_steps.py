@@ -112,7 +112,7 @@ def _refuse_types(jaxpr: Any) -> None:
             if jax.numpy.issubdtype(dtype, np.complexfloating) and primitive != "convert_element_type":
                 raise ExportError(
                     f"jax2onnx has no translation for {primitive}, a primitive of the step, that ONNX Runtime could "
-                    "run: it makes complex numbers; write this part of the step with others"
+                    "run: it makes complex numbers; write this part of the step with other operations"
                 )
             if dtype.name not in _TYPES and not jax.numpy.issubdtype(dtype, np.complexfloating):
                 raise ExportError(
@@ -151,7 +151,7 @@ def _explained(verb: str, dynamic: bool) -> Iterator[None]:
             raise ExportError(f"JAX cannot trace the step{hint}: {type(error).__name__}: {text}") from error
         raise ExportError(
             f"jax2onnx has no translation for {_failed_primitive(error)}, a primitive of the step, or a wrong one "
-            f"({type(error).__name__}: {text}): write this part of the step with others"
+            f"({type(error).__name__}: {text}): write this part of the step with other operations"
         ) from error
 
 
