@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from graphscale.exporters.pytorch.aten_formulas import formulas
-from graphscale.exporters.pytorch.traced_step import plain_kernels
+from graphscale.exporters.pytorch.traced_step import composite_formulas, plain_kernels
 
 pytestmark = [pytest.mark.pytorch, pytest.mark.filterwarnings("ignore")]
 
@@ -68,7 +68,7 @@ def test_a_formula_is_its_operator(case: str) -> None:
         result = function(leaf := x.detach().requires_grad_())
         return result.detach(), torch.autograd.grad(result, leaf, cotangent)[0]
 
-    with plain_kernels():
+    with plain_kernels(), composite_formulas():
         traced = make_fx(both, formulas())(x)
     replaced = {"embedding_bag", "avg_pool", "trilinear", "max", "rrelu_with_noise.default"}
     assert not [node for node in traced.graph.nodes if any(name in str(node.target) for name in replaced)]

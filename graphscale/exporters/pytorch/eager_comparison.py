@@ -130,15 +130,11 @@ class _EagerLoop:
     def compare(self, tensors: Tensors, results: Mapping[str, Any], count: int, errors: _Errors) -> None:
         """Make a step and compare it; the optimizer gets the gradients of the exported step."""
         step = self._step
-        random = step.random_state is not None
         state = torch.zeros((), dtype=torch.int64) if step.random_state is None else step.random_state + count
         for parameter in self._parameters.values():
             parameter.grad = None
         module_before = copy.deepcopy(self._module)
-        with plain_kernels() if random else contextlib.nullcontext(), RandomOperators(state):
-            result = self._loss(self._module, self._batch.fill(tensors))
-            loss, metrics = result if isinstance(result, tuple) else (result, {})
-            loss.reshape(()).backward()
+        loss, metrics = self._run(self._module, tensors, state)
         if not torch.isfinite(loss).all():
             raise ExportError(f"the loss is {float(loss):g} on the example batch; pass a batch with a finite loss")
         errors.add("loss", LOSS, results[LOSS], loss.reshape(()), max(abs(float(loss.detach())), 1e-3))
@@ -166,8 +162,17 @@ class _EagerLoop:
             errors.add("buffers", name, results[next_name(name)], buffers[name])
         for name, value in step.constants.items():
             errors.add("constants", name, value.numpy(), buffers[name])
-        if random:
+        if step.random_state is not None:
             errors.add("buffers", RANDOM_STATE, results[next_name(RANDOM_STATE)], (state + 1) % 2**31)
+
+    def _run(self, module: Any, tensors: Tensors, state: Any) -> tuple[Any, Tensors]:
+        """Compute the loss, the metrics and the gradients of a module, by PyTorch's own kernels where it draws nothing."""
+        is_random = self._step.random_state is not None
+        with plain_kernels() if is_random else contextlib.nullcontext(), RandomOperators(state):
+            result = self._loss(module, self._batch.fill(tensors))
+            loss, metrics = result if isinstance(result, tuple) else (result, {})
+            loss.reshape(()).backward()
+        return loss, metrics
 
     def _compare_gradients(
         self, tensors: Tensors, state: Any, results: Mapping[str, Any], before: Any, errors: _Errors
@@ -193,9 +198,7 @@ class _EagerLoop:
         try:
             module = before.double()
             doubled = {name: v.double() if v.is_floating_point() else v for name, v in tensors.items()}
-            with plain_kernels(), RandomOperators(state):
-                result = self._loss(module, self._batch.fill(doubled))
-                (result[0] if isinstance(result, tuple) else result).reshape(()).backward()
+            self._run(module, doubled, state)
         except Exception:  # it may have numbers of its own in float32
             return {}
         return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}

@@ -23,7 +23,7 @@ from graphscale.exporters.pytorch.module_tensors import buffers_of, parameters_o
 from graphscale.exporters.pytorch.random_operators import RandomOperators
 from graphscale.exporters.step_file import next_name
 
-__all__ = ["Forward", "ForwardResult", "StepFunction", "plain_kernels", "split_tensors", "trace"]
+__all__ = ["Forward", "ForwardResult", "StepFunction", "composite_formulas", "plain_kernels", "split_tensors", "trace"]
 
 Tensor = Any
 Tensors = dict[str, Tensor]
@@ -242,7 +242,6 @@ def plain_kernels() -> Iterator[None]:
             enable_python_dispatcher(),
             # The checks of their parameters decide by the values of tensors.
             mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
-            _composite_formulas(),
         ):
             yield
     finally:
@@ -250,8 +249,11 @@ def plain_kernels() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _composite_formulas() -> Iterator[None]:
-    """Let the dispatcher in Python compute operators by formulas that tracing would take apart before."""
+def composite_formulas() -> Iterator[None]:
+    """Let the dispatcher in Python compute operators by formulas that tracing would take apart before.
+
+    For tracing alone: PyTorch's own steps, which a formula is compared with, must not use it.
+    """
     with contextlib.ExitStack() as stack:
         for operator, formula in COMPOSITE_FORMULAS.items():
             operator._dispatch_cache.clear()
@@ -283,7 +285,7 @@ def trace(step: Callable[..., Any], values: list[Tensor], dynamic: list[bool]) -
             context = StatelessSymbolicContext(dynamic_sizes=axes)
             fakes.append(mode.from_tensor(value, symbolic_context=context, source=source))
         batches = [fake.shape[0] for fake, is_dynamic in zip(fakes, dynamic, strict=True) if is_dynamic]
-    with plain_kernels():
+    with plain_kernels(), composite_formulas():
         graph = make_fx(step, formulas(), tracing_mode="symbolic")(*fakes)
     for size in batches:
         if mode.shape_env.replace(size.node.expr).is_number:
