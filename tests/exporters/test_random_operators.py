@@ -27,7 +27,7 @@ CHANCES = torch.linspace(0, 1, COUNT)
 DRAWS: dict[str, Callable[[], Any]] = {
     "dropout": lambda: functional.dropout(ONES, 0.2),
     "native_dropout": lambda: torch.native_dropout(ONES, 0.2, True)[0],
-    "mask": lambda: torch.native_dropout(ONES, 0.2, True)[1].float(),
+    "mask": lambda: torch.native_dropout(ONES, 0.2, True)[1] * 1.0,
     "all dropped": lambda: functional.dropout(ONES, 1.0),
     "evaluated": lambda: functional.dropout(ONES, 0.2, training=False),
     "whole channels": lambda: functional.dropout1d(torch.ones(COUNT // 2, 2), 0.2),

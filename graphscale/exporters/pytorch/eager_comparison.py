@@ -166,7 +166,7 @@ class _EagerLoop:
             errors.add("buffers", RANDOM_STATE, results[next_name(RANDOM_STATE)], (state + 1) % 2**31)
 
     def _run(self, module: Any, tensors: Tensors, state: Any) -> tuple[Any, Tensors]:
-        """Compute the loss, the metrics and the gradients of a module, by PyTorch's own kernels where it draws nothing."""
+        """Compute the loss and the metrics of a module, and its gradients; by other kernels only where it draws."""
         is_random = self._step.random_state is not None
         with plain_kernels() if is_random else contextlib.nullcontext(), RandomOperators(state):
             result = self._loss(module, self._batch.fill(tensors))
