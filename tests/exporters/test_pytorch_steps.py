@@ -22,8 +22,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate, max_pool2d, mse_loss
 
-from graphscale.exporters.pytorch import aten_formulas, traced_step
-
 pytestmark = [pytest.mark.pytorch, pytest.mark.filterwarnings("ignore")]
 
 STEPS = 6
@@ -98,17 +96,6 @@ class Bags(nn.Module):
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.out(self.pool(self.bags(words).unflatten(1, (1, 2, 5))).flatten(1))
-
-
-class Dropped(nn.Module):
-    """Products over an axis, some of them dropped."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.layer, self.drop, self.out = nn.Linear(8, 6), nn.Dropout(rate), nn.Linear(6, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.drop(self.layer(x).sigmoid().cumprod(1)))
 
 
 class Products(nn.Module):
@@ -262,38 +249,6 @@ def test_a_rule_of_the_user(tmp_path: Path) -> None:
     batch = (torch.randn(6, 8), classes(4, 6))
     gs.exporters.pytorch.export_step(module, batch, cross_entropy, (signed, first), tmp_path / "step.onnx")
     assert {state.input for state in gs.scale(tmp_path / "step.onnx").report.state} >= {"weight", "weight.m"}
-
-
-def test_a_wrong_translation_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_slope(grad: Any, x: Any) -> Any:
-        return grad
-
-    right = traced_step.formulas
-    wrong = {torch.ops.aten.silu_backward.default: without_slope}
-    monkeypatch.setattr(traced_step, "formulas", lambda: right() | wrong)
-    (tmp_path / "step.onnx").write_text("before")
-    torch.manual_seed(0)
-    with pytest.raises(ExportError, match=r"differs from PyTorch in step 1: 0\.weight .*nothing was written"):
-        gs.exporters.pytorch.export_step(
-            perceptron(), (torch.randn(6, 8), classes(4, 6)), cross_entropy, "sgd", tmp_path / "step.onnx"
-        )
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_a_wrong_formula_is_no_part_of_the_reference(
-    rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def doubled(grad: Any, x: Any, dim: int, output: Any) -> Any:
-        return 2 * grad
-
-    monkeypatch.setitem(aten_formulas.COMPOSITE_FORMULAS, torch.ops.aten.cumprod_backward.default, doubled)
-    torch.manual_seed(0)
-    with pytest.raises(ExportError, match=r"differs from PyTorch in step 1: layer\.weight "):
-        gs.exporters.pytorch.export_step(
-            Dropped(rate), (torch.randn(6, 8), classes(4, 6)), cross_entropy, "sgd", tmp_path / "step.onnx"
-        )
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
