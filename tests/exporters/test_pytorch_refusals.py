@@ -86,15 +86,20 @@ class Sampled(nn.Module):
         return grid_sample(x[:, None, :, None], self.layer(x).reshape(-1, 2, 2, 2), align_corners=False).flatten(1)
 
 
+# Each of them is exported; the others of torch.optim are not.
+OFFERED = (
+    "; pass its rule as a function, or one of 'adadelta', 'adagrad', 'adam', 'adamax', 'adamw', 'asgd', 'nadam', "
+    "'radam', 'rmsprop', 'rprop', 'sgd'"
+)
 REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = {
     "no parameter": (lambda: (nn.ReLU(), (torch.randn(6, 8), torch.randn(6, 8)), mse_loss, "sgd"), {}, "no parameter"),
     "no module": (lambda: (torch.relu, _batch(), cross_entropy, "sgd"), {}, "pass a torch.nn.Module"),
-    "no optimizer": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adamm"), {}, "adamm"),
+    "no optimizer": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adamm"), {}, OFFERED),
     "several losses": (lambda: (nn.Linear(8, 4), _batch(), nn.CrossEntropyLoss(reduction="none"), "sgd"), {}, "loss"),
     "one row": (lambda: (nn.Linear(8, 4), _batch(1), cross_entropy, "sgd"), {}, "1 row"),
     "a branch": (lambda: (Branching(), _batch(), cross_entropy, "sgd"), {}, "depends on the values of a tensor"),
     "LBFGS": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, torch.optim.LBFGS), {}, "LBFGS"),
-    "Adafactor": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adafactor"), {}, "or one of 'adamw'"),
+    "Adafactor": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adafactor"), {}, OFFERED),
     "CTC": (lambda: (nn.Linear(8, 4), _batch(), Alignment(), "sgd"), {}, "ctc_loss cannot be exported"),
     "grid": (lambda: (Sampled(), _batch(), cross_entropy, "sgd"), {}, "the forward of Sampled has no ONNX form"),
     "a bag of maxima": (lambda: _bags(mode="max"), {}, "mode='sum'"),
@@ -136,6 +141,16 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
         "pass float32",
     ),
     "float64": (lambda: (nn.Linear(8, 4).double(), _batch(), cross_entropy, "sgd"), {}, "pass module.float()"),
+    "float64 with another reason": (
+        lambda: (_bags(max_norm=1.0)[0].double(), *_bags()[1:]),
+        {},
+        "as an embedding with max_norm does, and only the optimizer may; leave that out",
+    ),
+    "float64 with a branch": (
+        lambda: (Branching().double(), (_batch()[0].double(), _batch()[1]), cross_entropy, "sgd"),
+        {},
+        "write it with torch.where, or masks",
+    ),
     "autocast": (lambda: (nn.Linear(8, 4), _batch(), autocast_loss, "sgd"), {}, "leave out torch.autocast"),
     "float16": (lambda: (nn.Linear(8, 4).half(), _batch(), cross_entropy, "sgd"), {}, "pass masters=True"),
     "float16 epsilon": (
@@ -165,4 +180,6 @@ def test_a_refusal_is_one_line_and_writes_nothing(case: str, tmp_path: Path) -> 
     with pytest.raises(ExportError) as refused:
         gs.exporters.pytorch.export_step(*make(), tmp_path / "step.onnx", **options)
     assert words in str(refused.value) and "\n" not in str(refused.value)
+    # Advice on the type of the module stands where it may help.
+    assert ("the module is in float" in str(refused.value)) == ("masters=True" in words or "module.float()" in words)
     assert list(tmp_path.iterdir()) == []

@@ -53,10 +53,10 @@ def _cast_calls(module: Any, inputs: Any, outputs: Any) -> None:
 
 
 class Bfloat16Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Notices operators that compute in bfloat16, in a `with` block.
+    """A watch for operators that compute in bfloat16, in a `with` block.
 
     Attributes:
-        has_found: whether one did.
+        has_found: True after one did.
     """
 
     def __init__(self) -> None:

@@ -22,11 +22,6 @@ Tensors = dict[str, Tensor]
 _SHARED = "optimizer"  # the prefix of numbers that are one for all weights
 _DEFAULT_RATE = 1e-3
 
-# The end of a refusal.
-OTHERS = (
-    "pass its rule as a function, or one of 'adamw', 'adam', 'sgd', 'rmsprop', 'adagrad', 'adadelta', 'adamax', "
-    "'nadam', 'radam', 'asgd', 'rprop'"
-)
 # Classes of torch.optim that no graph can have, and why.
 _REFUSED = {
     "Adafactor": "its step depends on the values of tensors",
@@ -34,6 +29,17 @@ _REFUSED = {
     "Muon": "it computes in bfloat16, for which ONNX Runtime has no kernels on a CPU",
     "SparseAdam": "it takes sparse gradients alone",
 }
+
+
+def _is_optimizer(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+
+
+_CLASSES = {name.lower(): kind for name, kind in vars(torch.optim).items() if _is_optimizer(kind)}
+# The end of a refusal.
+OTHERS = "pass its rule as a function, or one of " + ", ".join(
+    repr(name) for name, kind in sorted(_CLASSES.items()) if kind.__name__ not in _REFUSED
+)
 
 
 class TorchOptimizer:
@@ -271,10 +277,9 @@ def make_optimizer(optimizer: Any, weights: Tensors, originals: Mapping[int, str
     if isinstance(optimizer, functools.partial) and not optimizer.args and inspect.isclass(optimizer.func):
         optimizer, options = optimizer.func, {**optimizer.keywords, **options}
     if isinstance(optimizer, str):
-        known = {name.lower(): kind for name, kind in vars(torch.optim).items() if _is_optimizer(kind)}
-        if optimizer.lower() not in known:
-            raise ExportError(f"there is no optimizer {optimizer!r}; known are {', '.join(sorted(known))}")
-        optimizer = known[optimizer.lower()]
+        if optimizer.lower() not in _CLASSES:
+            raise ExportError(f"torch.optim has no optimizer {optimizer!r}; {OTHERS}")
+        optimizer = _CLASSES[optimizer.lower()]
     kind = optimizer if inspect.isclass(optimizer) else type(optimizer)
     if kind.__name__ in _REFUSED and kind.__module__.startswith("torch.optim"):
         raise ExportError(f"torch.optim.{kind.__name__} cannot be exported: {_REFUSED[kind.__name__]}; {OTHERS}")
@@ -323,10 +328,6 @@ def _required(kind: Any) -> dict[str, Any]:
     parameters = list(inspect.signature(kind).parameters.values())[1:]
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     return {name: _DEFAULT_RATE for name in needed if name == "lr"}
-
-
-def _is_optimizer(kind: Any) -> bool:
-    return inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 
 
 def _cloned(value: Any) -> Any:
