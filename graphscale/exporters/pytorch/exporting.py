@@ -18,7 +18,7 @@ from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.pytorch import onnx_step, traced_step
 from graphscale.exporters.pytorch.eager_comparison import compare
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
-from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advising, halve, refuse_bfloat16
+from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advice, halve, refuse_bfloat16
 from graphscale.exporters.pytorch.module_tensors import parameters_of
 from graphscale.exporters.pytorch.refusals import refuse
 from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
@@ -54,16 +54,18 @@ def export(
     step = _make_step(work, module, batch, call, optimizer, clip_norm, masters)
     dynamic = _dynamic_inputs(batch) if dynamic_batch else []
     flags = {name: name in dynamic for name in step.inputs}
-    with advising(work, masters):
-        try:
-            graph = traced_step.trace(step, list(step.inputs.values()), list(flags.values()))
-            model = onnx_step.convert(graph, step, flags)
-        except ExportError:
-            raise
-        except Exception as error:  # PyTorch's exporters raise many kinds
-            raise refuse(error, work, batch, call) from error
-        onnx_step.embed_first_values(model, step, type(module).__name__)
+    try:
+        graph = traced_step.trace(step, list(step.inputs.values()), list(flags.values()))
+        model = onnx_step.convert(graph, step, flags)
+    except ExportError:
+        raise
+    except Exception as error:  # PyTorch's exporters raise many kinds
+        raise refuse(error, work, batch, call, advice(work, masters)) from error
+    onnx_step.embed_first_values(model, step, type(module).__name__)
+    try:
         errors, count = _compare(model, step, work, batch, call, dynamic, target)
+    except ExportError as error:
+        raise ExportError(f"{error}{advice(work, masters)}") from error
     onnx_step.drop_gradients(model, step)
     model_files.save(model, target)
     reads_rate = traced_step.RATE in model.graph.initializers
@@ -116,8 +118,13 @@ def _make_step(
         raise ExportError("the module has no parameter that requires a gradient; nothing can be trained")
     forward = traced_step.Forward(work, batch, call)
     seed = torch.tensor(torch.initial_seed() % 2**31)
-    with advising(work, masters), Bfloat16Watch() as watch:
-        tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
+    try:
+        with Bfloat16Watch() as watch:
+            tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
+    except ExportError as error:
+        if error.__cause__ is None:  # graphscale refuses what the module does in any type
+            raise
+        raise ExportError(f"{error}{advice(work, masters)}") from error
     if watch.has_found:
         raise ExportError(
             "the module or the loss computes in bfloat16, which needs no loss scale, and for which ONNX Runtime has no "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from graphscale.errors import ExportError
 
-__all__ = ["Bfloat16Watch", "advising", "halve", "refuse_bfloat16"]
+__all__ = ["Bfloat16Watch", "advice", "halve", "refuse_bfloat16"]
 
 _NORMALIZATIONS = (
     torch.nn.modules.batchnorm._NormBase,
@@ -88,17 +87,12 @@ def refuse_bfloat16(module: Any, batch: Iterable[Any]) -> None:
         raise ExportError("the example batch holds bfloat16, which no step can be fed with; pass float32 tensors")
 
 
-@contextlib.contextmanager
-def advising(module: Any, masters: bool) -> Iterator[None]:
-    """Let errors advise what to do with a module in float16 without float32 masters, or in float64."""
-    try:
-        yield
-    except ExportError as error:
-        dtypes = {parameter.dtype for parameter in module.parameters()}
-        if torch.float16 in dtypes and not masters:
-            advice = "the module is in float16: pass masters=True, for float32 masters"
-        elif torch.float64 in dtypes:
-            advice = "the module is in float64: pass module.float()"
-        else:
-            raise
-        raise ExportError(f"{error}; {advice}") from error
+def advice(module: Any, masters: bool) -> str:
+    """Return the end of an error that another type of the module may avoid.
+
+    There is one for a module in float16 without float32 masters, and for one in float64.
+    """
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if torch.float16 in dtypes and not masters:
+        return "; the module is in float16: pass masters=True, for float32 masters"
+    return "; the module is in float64: pass module.float()" if torch.float64 in dtypes else ""

@@ -23,8 +23,8 @@ _DATA_DEPENDENT = ("DataDependent", "DynamicOutputShape", "UnbackedSymInt", "dat
 _FIXED_BATCH = ("Constraints violated", "ConstraintViolation", "marked as dynamic", "specialized")
 
 
-def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCall) -> ExportError:
-    """Return the error to raise for one of PyTorch's."""
+def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCall, advice: str) -> ExportError:
+    """Return the error to raise for one of PyTorch's; `advice` is the end of one with an unknown reason."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
@@ -57,7 +57,7 @@ def refuse(error: BaseException, module: Any, batch: ExampleBatch, loss: LossCal
             "the module works for some sizes of the batch alone; pass dynamic_batch=False, or take the size from the "
             "tensors"
         )
-    return ExportError(f"PyTorch cannot export the step: {one_line(texts[-1])[:300]}")
+    return ExportError(f"PyTorch cannot export the step: {one_line(texts[-1])[:300]}{advice}")
 
 
 def _find_optimizer(error: BaseException) -> str | None:
