@@ -185,11 +185,11 @@ def test_examples_export(example: str, made: str, like: str, needs: tuple[str, .
     for package in needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
-    command = [sys.executable, str(DOCS / "examples" / example)]
+    command, environment = [sys.executable, str(DOCS / "examples" / example)], {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -208,7 +208,7 @@ def test_examples_export(example: str, made: str, like: str, needs: tuple[str, .
         (tmp_path / made).unlink()
         (text,) = (text for reason, _, text in blocks("start/pytorch.md") if "test_examples_export" in reason)
         (tmp_path / "back.py").write_text(text)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(DOCS / "examples")))}
+        (tmp_path / "docs").symlink_to(DOCS)  # the page runs its blocks where the script is docs/examples/...
         subprocess.run([sys.executable, "back.py"], cwd=tmp_path, env=environment, timeout=300, check=True)
         assert not (tmp_path / made).exists(), "the import of the script exports nothing"
 
