@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphscale as gs
@@ -33,6 +35,21 @@ class Branching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
+class Skipping(nn.Module):
+    """A layer that is skipped by chance."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(8, 8), draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x) if self.draw() < 0.999 else self.layer(x)
+
+
+def of_numpy() -> float:
+    return float(np.random.rand())
 
 
 def _bags(**options: Any) -> tuple[Any, ...]:
@@ -98,6 +115,12 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "several losses": (lambda: (nn.Linear(8, 4), _batch(), nn.CrossEntropyLoss(reduction="none"), "sgd"), {}, "loss"),
     "one row": (lambda: (nn.Linear(8, 4), _batch(1), cross_entropy, "sgd"), {}, "1 row"),
     "a branch": (lambda: (Branching(), _batch(), cross_entropy, "sgd"), {}, "depends on the values of a tensor"),
+    "Python's random": (lambda: (Skipping(random.random), _batch(), cross_entropy, "sgd"), {}, "by Python's random"),
+    "NumPy's random": (
+        lambda: (Skipping(of_numpy), _batch(), cross_entropy, "sgd"),
+        {},
+        "by numpy.random",
+    ),
     "LBFGS": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, torch.optim.LBFGS), {}, "LBFGS"),
     "Adafactor": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "adafactor"), {}, OFFERED),
     "CTC": (lambda: (nn.Linear(8, 4), _batch(), Alignment(), "sgd"), {}, "ctc_loss cannot be exported"),

@@ -20,6 +20,7 @@ from graphscale.exporters.pytorch.eager_comparison import compare
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advice, halve, refuse_bfloat16
 from graphscale.exporters.pytorch.module_tensors import parameters_of
+from graphscale.exporters.pytorch.random_operators import generator_states
 from graphscale.exporters.pytorch.refusals import refuse
 from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
 from graphscale.exporters.step_file import unique_names
@@ -118,6 +119,7 @@ def _make_step(
         raise ExportError("the module has no parameter that requires a gradient; nothing can be trained")
     forward = traced_step.Forward(work, batch, call)
     seed = torch.tensor(torch.initial_seed() % 2**31)
+    generators = generator_states()
     try:
         with Bfloat16Watch() as watch:
             tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
@@ -130,10 +132,11 @@ def _make_step(
             "the module or the loss computes in bfloat16, which needs no loss scale, and for which ONNX Runtime has no "
             "kernels on a CPU; leave out torch.autocast, and pass masters=True for float16"
         )
-    if tried.random.refused:
+    drawn = [name for name, state in generator_states().items() if state != generators[name]]
+    if names := tried.random.refused + drawn:
         raise ExportError(
-            f"the step draws random numbers by {tried.random.refused[0]}, which has no counterpart in a step; draw "
-            "them outside and pass them in the batch"
+            f"the step draws random numbers by {names[0]}, which has no counterpart in a step; draw them outside and "
+            "pass them in the batch"
         )
     copies = {n: w.float() if masters and w.dtype == torch.float16 else w for n, w in trained.items()}
     originals = {id(parameter): name for name, parameter in parameters_of(module).items()}

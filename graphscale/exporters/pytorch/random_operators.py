@@ -8,12 +8,14 @@ and the place of the element. The hash has products, sums and remainders only, w
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["RandomOperators"]
+__all__ = ["RandomOperators", "generator_states"]
 
 Tensor = Any
 _aten = torch.ops.aten
@@ -27,6 +29,16 @@ def _mixed(x: Tensor) -> Tensor:
         square = x * x % _PRIME
         x = square * square % _PRIME * x % _PRIME + _OFFSET
     return x % _PRIME
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of the global generators, none of which a step may draw from: a trace keeps what they gave."""
+    _, numbers, *rest = np.random.get_state()
+    return {
+        "Python's random": random.getstate(),
+        "numpy.random": (np.asarray(numbers).tobytes(), *rest),
+        "PyTorch's generator": torch.get_rng_state().numpy().tobytes(),
+    }
 
 
 class RandomOperators(TorchDispatchMode):  # type: ignore[misc]
