@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,37 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ExportError
-from tests.exporters.test_keras_steps import Case, dense, keras
+from tests.exporters.test_keras_steps import Case, classifier, dense, keras, labels, numbers
 
 pytestmark = pytest.mark.tensorflow
 
 __all__ = ["keras"]  # the fixture
 
 
-def test_a_wrong_translation_is_noticed(keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def wrong_tanh(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient of tanh that ignores its argument."""
     from graphscale.exporters.tensorflow.lowerings import lowering_writer
 
-    model, batch = dense(keras)
     monkeypatch.setitem(lowering_writer._LOWERINGS, "TanhGrad", lambda write, node: node.input[1])
+
+
+def float_labels(keras: Any) -> Case:
+    model, (x, y) = dense(keras)
+    return model, (x, y.astype(np.float32))
+
+
+def masked(keras: Any) -> Case:
+    layers = [keras.Input((4, 8)), keras.layers.Masking(-1.0), keras.layers.Dense(9, activation="tanh", name="fc")]
+    x = numbers(4, 8)
+    x[:, 2:] = -1
+    return classifier(keras, "sgd", *layers, keras.layers.GlobalAveragePooling1D()), (x, labels())
+
+
+@pytest.mark.usefixtures("wrong_tanh")
+@pytest.mark.parametrize("make", [dense, float_labels, masked], ids=lambda make: make.__name__)
+def test_a_wrong_translation_is_noticed(make: Callable[[Any], Case], keras: Any, tmp_path: Path) -> None:
+    model, batch = make(keras)
     with pytest.raises(ExportError, match=r"another sequential/fc/kernel\.gradient than Keras in step 1"):
         gs.exporters.tensorflow.export_step(model, batch, path=tmp_path / "step.onnx")
     assert not list(tmp_path.iterdir())

@@ -167,12 +167,16 @@ def _largest(values: Any) -> float:
 
 
 def _disturb(arrays: Arrays, rng: np.random.Generator | None, least: float) -> Arrays:
-    """Change floating-point numbers by their rounding, or by more; by nothing without a generator."""
+    """Change floating-point numbers by their rounding, or by more; by nothing without a generator.
+
+    Whole numbers stay: labels, indices and masks carry no rounding.
+    """
 
     def disturb(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if rng is None or value.dtype.kind != "f":
             return value
         unit = max(float(np.finfo(value.dtype).eps), least)
-        return np.asarray(value * (1 + rng.uniform(-1, 1, value.shape) * unit)).astype(value.dtype)
+        moved = value * (1 + rng.uniform(-1, 1, value.shape) * unit)
+        return np.where(value == np.rint(value), value, moved).astype(value.dtype)
 
     return {name: disturb(value) for name, value in arrays.items()}
