@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common
 import tensorflow as tf
 
-from graphscale.errors import ExportError, one_line
+from graphscale.errors import ExportError
 from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.step_file import complete_step
 from graphscale.exporters.tensorflow.conversion import convert
@@ -25,6 +24,7 @@ from graphscale.exporters.tensorflow.pure_step import PureStep, make_pure
 from graphscale.exporters.tensorflow.unrolling import unrolled
 from graphscale.files import model_files, writing
 from graphscale.files.tensor_files import Arrays
+from graphscale.process.summary import few
 
 __all__ = ["export"]
 
@@ -48,9 +48,9 @@ def export(
     step = make_keras_step(model, example_batch, metrics)
     batches = [step.batch] if not dynamic_batch else [step.batch, _longer(step.batch)]
     for batch in batches:
-        with step.unchanged(), _users_code(step, f"run on {_batch_size(batch)} rows"):
+        with step.unchanged(), step.users_code(f"run on {_batch_size(batch)} rows"):
             _, gradients, _ = step.run_eagerly(batch)
-    with step.unchanged(), unrolled(model) as unrolled_layers, _users_code(step, "traced"):
+    with step.unchanged(), unrolled(model) as unrolled_layers, step.users_code("traced"):
         model.reset_metrics()
         pure = make_pure(step.run_with_gradients, _specs(step.batch, dynamic_batch), step.state, step.sums)
     exported = _to_onnx(pure, step)
@@ -107,16 +107,6 @@ def _batch_size(batch: Arrays) -> int:
     if first.ndim == 0 or len(first) == 0:
         raise ExportError("the first array of the example batch has no rows")
     return len(first)
-
-
-@contextlib.contextmanager
-def _users_code(step: KerasStep, what: str) -> Iterator[None]:
-    try:
-        yield
-    except ExportError:
-        raise
-    except Exception as error:  # the user's code, and Keras's own errors
-        raise ExportError(f"train_step of {step.model.name} cannot be {what}: {one_line(error)}") from error
 
 
 def _specs(batch: Arrays, dynamic: bool) -> dict[str, Any]:
@@ -184,13 +174,8 @@ def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str], noise: Sequen
     if step.rescaled:
         yield "Keras's LossScaleOptimizer is left out: gs.scale puts the loss scale into the graph"
     if layers:
-        yield f"the time steps of {_list(layers)} are written one after the other: their number is fixed"
+        yield f"the time steps of {few(layers)} are written one after the other: their number is fixed"
     if any(name.endswith("seed_generator_state") for name in pure.pairs.values()):
         yield "random numbers are those that Keras draws: their seeds are carried state"
     if noise:
-        yield f"{_list(noise)}: decided by rounding, in Keras as well"
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+        yield f"{', '.join(noise)}: decided by rounding, in Keras as well"

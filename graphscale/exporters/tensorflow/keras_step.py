@@ -95,7 +95,11 @@ class KerasStep:
         return outputs | named
 
     def run_eagerly(self, batch: Arrays, given: Arrays | None = None) -> tuple[Arrays, Arrays, Arrays]:
-        """Train on a batch in TensorFlow itself; return what `run` does, and the next values of all variables."""
+        """Train on a batch in TensorFlow itself.
+
+        Returns:
+            The results and gradients of `run`, and the next values of all variables.
+        """
         self.model.reset_metrics()
         found = self.run(*(tf.constant(value) for value in batch.values()), given=given)
         outputs, gradients = ({name: value.numpy() for name, value in each.items()} for each in found)
@@ -120,6 +124,16 @@ class KerasStep:
                 backward = " in its backward pass" if node.startswith("gradient_tape") else ""
                 return f"layer {part if part in names else plain}{backward}"
         return f"node {node}" + ("; metrics=False leaves the metrics out" if self.metrics else "")
+
+    @contextlib.contextmanager
+    def users_code(self, what: str) -> Iterator[None]:
+        """Turn an error of the user's code, or of Keras in it, into one line: `train_step` cannot be `what`."""
+        try:
+            yield
+        except ExportError:
+            raise
+        except Exception as error:
+            raise ExportError(f"train_step of {self.model.name} cannot be {what}: {one_line(error)}") from error
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -199,13 +213,13 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _refuse_conditions(optimizer: Any) -> None:
-    """Refuse options by which an optimizer assigns variables in some steps alone."""
+    """Refuse options with which an optimizer assigns variables only in some steps."""
     for option, advice in _CONDITIONAL.items():
         value = getattr(optimizer, option, None)
         if value:
             raise ExportError(
-                f"the optimizer {optimizer.name} has {option}={value}, by which it assigns variables in some steps "
-                f"alone; {advice}"
+                f"the optimizer {optimizer.name} has {option}={value}, so it assigns variables only in some "
+                f"steps; {advice}"
             )
 
 
