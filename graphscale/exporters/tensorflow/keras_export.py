@@ -178,4 +178,4 @@ def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str], noise: Sequen
     if any(name.endswith("seed_generator_state") for name in pure.pairs.values()):
         yield "random numbers are those that Keras draws: their seeds are carried state"
     if noise:
-        yield f"{', '.join(noise)}: decided by rounding, in Keras as well"
+        yield f"rounding decides numbers of {', '.join(noise)}, in Keras as well"
