@@ -170,8 +170,9 @@ class KerasComparison:
                 raise ExportError(
                     f"Keras's own step {number} makes {name} infinite or NaN on the example batch; pass another batch"
                 )
-        for name in exact.after.keys() - self._pure.pairs.values():
-            if not np.array_equal(exact.after[name], exact.before[name], equal_nan=True):
+        carried = set(self._pure.pairs.values())
+        for name, value in exact.after.items():
+            if name not in carried and not np.array_equal(value, exact.before[name], equal_nan=True):
                 raise ExportError(
                     f"Keras's step changes {name}, the exported step keeps it; assign it in each step, without a "
                     "condition of Python"
@@ -214,10 +215,11 @@ class KerasComparison:
             allowed = np.minimum(np.maximum(allowed, _CONDITION * spread(draw)), max(most * scale, pair.slack))
         if (off > allowed).any():
             place = np.argmax(off - allowed)
+            hint = "if this loss is almost zero, pass another batch; " if pair.name == LOSS else ""
             raise ExportError(
                 f"the exported step computes another {pair.name} than Keras in step {number}: off by "
                 f"{off.flat[place] / scale:.1e} of its largest {'number' if pair.scale is wanted else 'change'}, "
-                f"{allowed.flat[place] / scale:.0e} is allowed; nothing is written"
+                f"{allowed.flat[place] / scale:.0e} is allowed; {hint}nothing is written"
             )
         self._errors[pair.name] = max(self._errors.get(pair.name, 0.0), worst / _largest(b))
         return float(allowed.flat[np.argmax(np.abs(b))] / scale) if b.size else 0.0
