@@ -1,4 +1,4 @@
-"""Bounds of computed indices: no float makes ONNX Runtime refuse a step, and indices in range stay as they are."""
+"""Bounds of computed indices: no float makes ONNX Runtime refuse a step, and indices in range stay unchanged."""
 
 from __future__ import annotations
 

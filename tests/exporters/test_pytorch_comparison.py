@@ -1,4 +1,4 @@
-"""Wrong translations of PyTorch's steps, none of which passes the comparison, and right ones where rounding decides."""
+"""Wrong translations of PyTorch's steps that the comparison refuses, and right ones where rounding decides."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def compare(
 
     An optimizer such as Adam divides a gradient by its own size: the rounding of a gradient near zero decides the
     direction of its weight. Where a number differs by more than the tolerance, JAX therefore computes the step again
-    from numbers that differ by their rounding, and the number may be off by a multiple of what that changes.
+    from numbers that differ by their rounding, and the number may be off by a multiple of that change.
 
     Weights from float16 gradients prove nothing. So a step with float16 is compared twice, once with float32 in place
     of float16, in the file and in JAX, and with the tolerance and the rounding of float32.

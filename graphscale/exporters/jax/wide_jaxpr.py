@@ -32,7 +32,7 @@ class _Widening:
         return self._dtype if dtype in self._replaced else dtype
 
     def _wide(self, value: Any) -> Any:
-        """Return a value of the other type; keys of random numbers as they are."""
+        """Return a value of the other type; keys of random numbers unchanged."""
         return value.astype(self._dtype) if getattr(value, "dtype", None) in self._replaced else value
 
     def _run(self, closed: ClosedJaxpr, values: Any) -> list[Any]:

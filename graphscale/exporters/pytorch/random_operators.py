@@ -32,7 +32,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def generator_states() -> dict[str, Any]:
-    """Return the states of the global generators, none of which a step may draw from: a trace keeps what they gave."""
+    """Return the states of the global generators. No step may draw from them: a trace keeps their numbers."""
     _, numbers, *rest = np.random.get_state()
     return {
         "Python's random": random.getstate(),

@@ -20,7 +20,7 @@ __all__ = ["bound_indices"]
 def bound_indices(model: ir.Model) -> None:
     """Bound indices that are casts of computed numbers: ONNX Runtime refuses a step whose index is a cast of NaN.
 
-    Indices in range stay as they are. Casts of fed numbers get no bounds: an index of the batch that is out of range
+    Indices in range stay unchanged. Casts of fed numbers get no bounds: an index of the batch that is out of range
     is a wrong batch, not a step to skip.
 
     Before: `y = ScatterElements(x, Cast(bucket), updates)`
