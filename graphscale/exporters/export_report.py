@@ -14,17 +14,19 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import ExportError, one_line
+from graphscale.exporters.rounding import CONDITION
 from graphscale.files import model_files
 from graphscale.files.tensor_files import Arrays
 from graphscale.session.loading import make_quiet_options
+from graphscale.targets import CPU_PROVIDER
 
 __all__ = ["TOLERANCE", "ExportReport", "compare_steps", "make_runner"]
 
 # Errors are relative to the largest number of a tensor. Float32 sums in another order differ by 1e-6 to 1e-5.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
-# A number that rounding of its operands moves by some distance cannot be met any closer than some multiples of that,
-# limited by some tolerances if the distance is within the tolerance, else by some of the tensor's largest distances.
-_CONDITION, _WITHIN, _BEYOND = 10, 3, 2
+# The limit of an excused error: some tolerances if the distance that excuses it is within the tolerance, else some of
+# the tensor's largest distances.
+_WITHIN, _BEYOND = 3, 2
 # Number of characters of a reason in a message.
 _LONGEST = 200
 
@@ -173,7 +175,7 @@ class _Output:
         """Return the error that is allowed for each number."""
         distances, tolerance = self._distances, self._tolerance
         most = np.where(distances > tolerance, _BEYOND * distances.max(initial=0.0), _WITHIN * tolerance)
-        return np.maximum(tolerance, np.minimum(_CONDITION * distances, most))
+        return np.maximum(tolerance, np.minimum(CONDITION * distances, most))
 
     def is_far(self) -> bool:
         """Report whether a number is off by more than is allowed."""
@@ -199,7 +201,7 @@ def make_runner(path: Path) -> Callable[[Arrays], Arrays]:
     import onnxruntime as ort
 
     try:
-        session = ort.InferenceSession(os.fspath(path), make_quiet_options(), providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(os.fspath(path), make_quiet_options(), providers=[CPU_PROVIDER])
     except Exception as error:  # those of ONNX Runtime share no public base class
         raise ExportError(f"ONNX Runtime {ort.__version__} cannot load the exported step: {_reason(error)}") from error
     names = [output.name for output in session.get_outputs()]

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common
 
 from graphscale.errors import ExportError
 from graphscale.files.tensor_files import Arrays
 from graphscale.files.writing import MARK_KEY, ROLES_KEY
 
-__all__ = ["complete_step", "next_name", "unique_names"]
+__all__ = ["complete_step", "gradient_name", "next_name", "remove_outputs", "unique_names"]
 
 
 def next_name(name: str) -> str:
     """Return the name of the output with the next value of an input."""
     return f"{name}.next"
+
+
+def gradient_name(name: str) -> str:
+    """Return the name of the output with the gradient of a weight, in a step before its comparison."""
+    return f"{name}.gradient"
+
+
+def remove_outputs(model: ir.Model, names: Iterable[str]) -> None:
+    """Remove outputs that only the comparison reads."""
+    removed = set(names)
+    model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in removed]
+    onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
 
 
 def unique_names(names: Sequence[str]) -> None:

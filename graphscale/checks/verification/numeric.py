@@ -15,6 +15,7 @@ from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, Difference
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
+from graphscale.process.summary import few
 
 __all__ = ["Measurements", "measure", "replay"]
 
@@ -291,9 +292,8 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
 
     found.try_all(name, cases(), bench, f"runs, of {len(inputs)} inputs with nan, inf or -inf")
     if stopped:
-        more = f" and {len(stopped) - 3} more" if len(stopped) > 3 else ""
         found.notes.append(
-            f"the original cannot run with {', '.join(stopped[:3])}{more}: such a batch stops the scaled step as well, "
+            f"the original cannot run with {few(stopped, 3)}: such a batch stops the scaled step as well, "
             "and is not skipped"
         )
 

@@ -16,13 +16,12 @@ from graphscale.errors import ExportError, one_line
 from graphscale.exporters.export_report import TOLERANCE, compare_steps
 from graphscale.exporters.jax.step_function import FlatStep
 from graphscale.exporters.jax.wide_jaxpr import widen_jaxpr
+from graphscale.exporters.rounding import DRAWS, disturb
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.widening import widen
 
 __all__ = ["compare"]
 
-# Draws of the rounding, as far as they are needed: in some alone, a gradient near zero has the other sign.
-_DRAWS = 12
 _Step = Callable[..., Any]
 
 
@@ -128,25 +127,15 @@ def _compare_batch(step: FlatStep, model: ir.Model, run: _Step, fed: Arrays, cou
 def _compare(
     step: FlatStep, model: ir.Model, run: _Step, fed: Arrays, first: Arrays, expected: list[Arrays], narrowest: str
 ) -> dict[str, float]:
+    least = float(np.finfo(narrowest).eps) if narrowest else 0.0
+
     def draw() -> Iterator[list[Arrays]]:
-        for seed in range(_DRAWS):
+        for seed in range(DRAWS):
             rng = np.random.default_rng(seed)
-            batch, state = (_disturb(values, rng, narrowest) for values in (fed, first))
+            batch, state = (disturb(values, rng, least) for values in (fed, first))
             yield _run(step, run, batch, state, len(expected))
 
     return compare_steps(model, fed, first, step.pairs, expected, step.losses, draw(), narrowest)
-
-
-def _disturb(values: Arrays, rng: np.random.Generator, narrowest: str) -> Arrays:
-    """Change floating-point numbers by their rounding; whole numbers, as of a mask, have none."""
-    found = dict(values)
-    for name, value in values.items():
-        if np.issubdtype(value.dtype, np.floating):
-            unit = max(np.finfo(kind).eps for kind in (value.dtype, narrowest or value.dtype))
-            noise = 1 + float(unit) * rng.uniform(-1, 1, value.shape)
-            with np.errstate(invalid="ignore"):
-                found[name] = np.where(value == np.round(value), value, value * noise).astype(value.dtype)
-    return found
 
 
 def _refuse_infinite(step: FlatStep, first: Arrays, expected: list[Arrays]) -> None:

@@ -18,7 +18,7 @@ from graphscale.exporters.export_report import make_runner
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall
 from graphscale.exporters.pytorch.random_operators import RandomOperators
 from graphscale.exporters.pytorch.traced_step import LOSS, RANDOM_STATE, StepFunction, plain_kernels
-from graphscale.exporters.step_file import next_name
+from graphscale.exporters.step_file import gradient_name, next_name
 
 __all__ = ["TOLERANCES", "compare"]
 
@@ -152,7 +152,7 @@ class _EagerLoop:
         self._compare_gradients(tensors, state, results, module_before, count, errors)
         before = {name: weight.detach().clone() for name, weight in self._moved.items()}
         # ONNX Runtime may have widened them.
-        found = {n: torch.from_numpy(results[f"{n}.gradient"]).to(w.dtype) for n, w in self._moved.items()}
+        found = {n: torch.from_numpy(results[gradient_name(n)]).to(w.dtype) for n, w in self._moved.items()}
         self._optimizer.step(self._clip(found))
         for name, weight in self._moved.items():
             if not torch.isfinite(weight).all():
@@ -195,7 +195,7 @@ class _EagerLoop:
                     "batch; pass another batch, or change the module where its slope is infinite"
                 )
         # PyTorch's exporter leaves out casts to float16 that a cast to float32 follows.
-        got = {n: results[f"{n}.gradient"].astype(g.numpy().dtype, copy=False) for n, g in wanted.items()}
+        got = {n: results[gradient_name(n)].astype(g.numpy().dtype, copy=False) for n, g in wanted.items()}
         scales, slack = self._scales(wanted, errors), dict.fromkeys(wanted, 0.0)
         if not _agree(got, wanted, scales, slack):
             slack = self._rounding(wanted, before, tensors, state)

@@ -23,7 +23,7 @@ from graphscale.exporters.pytorch.module_tensors import parameters_of
 from graphscale.exporters.pytorch.random_operators import generator_states
 from graphscale.exporters.pytorch.refusals import refuse
 from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
-from graphscale.exporters.step_file import unique_names
+from graphscale.exporters.step_file import gradient_name, remove_outputs, unique_names
 from graphscale.files import model_files
 from graphscale.files.writing import check_output
 
@@ -67,7 +67,7 @@ def export(
         errors, count = _compare(model, step, work, batch, call, dynamic, target)
     except ExportError as error:
         raise ExportError(f"{error}{advice(work, masters)}") from error
-    onnx_step.drop_gradients(model, step)
+    remove_outputs(model, map(gradient_name, step.weights))
     model_files.save(model, target)
     reads_rate = traced_step.RATE in model.graph.initializers
     return ExportReport(

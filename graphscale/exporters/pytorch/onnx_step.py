@@ -20,7 +20,7 @@ from onnxscript.rewriter.rules.common import no_op_transpose_rule
 from graphscale.exporters.pytorch.traced_step import LOSS, RATE, StepFunction
 from graphscale.exporters.step_file import complete_step, next_name
 
-__all__ = ["EXPORT_KEY", "convert", "drop_gradients", "embed_first_values"]
+__all__ = ["EXPORT_KEY", "convert", "embed_first_values"]
 
 # The newest that PyTorch's translations are written for; newer opsets have random operators without kernels.
 _OPSET = 20
@@ -146,10 +146,3 @@ def embed_first_values(model: ir.Model, step: StepFunction, label: str) -> None:
 
 def _to_array(tensor: Any) -> Any:
     return tensor.detach().contiguous().numpy()
-
-
-def drop_gradients(model: ir.Model, step: StepFunction) -> None:
-    """Leave out the gradients among the outputs, which stand last."""
-    count = len(model.graph.outputs) - len(step.weights)
-    del model.graph.outputs[count:]
-    common.RemoveUnusedNodesPass()(model)

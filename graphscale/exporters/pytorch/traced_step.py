@@ -21,7 +21,7 @@ from graphscale.exporters.pytorch.aten_formulas import COMPOSITE_FORMULAS, formu
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.module_tensors import buffers_of, parameters_of, placed
 from graphscale.exporters.pytorch.random_operators import RandomOperators
-from graphscale.exporters.step_file import next_name
+from graphscale.exporters.step_file import gradient_name, next_name
 
 __all__ = ["Forward", "ForwardResult", "StepFunction", "composite_formulas", "plain_kernels", "split_tensors", "trace"]
 
@@ -192,7 +192,7 @@ class StepFunction:
     def outputs(self) -> list[str]:
         """The names of the outputs, in order; the gradients stand last."""
         following = [next_name(name) for name in self.carried]
-        return [LOSS, *self.metrics, *following, *(f"{name}.gradient" for name in self.weights)]
+        return [LOSS, *self.metrics, *following, *map(gradient_name, self.weights)]
 
     def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Compute one step."""

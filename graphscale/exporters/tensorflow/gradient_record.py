@@ -12,12 +12,7 @@ import tensorflow as tf
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.builder import Names
 
-__all__ = ["GradientRecord", "gradient_name"]
-
-
-def gradient_name(path: str) -> str:
-    """Return the name of the gradient of a weight."""
-    return f"{path}.gradient"
+__all__ = ["GradientRecord"]
 
 
 class GradientRecord:

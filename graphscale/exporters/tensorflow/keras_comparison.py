@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from graphscale.errors import ExportError
 from graphscale.exporters.export_report import TOLERANCE, make_runner
-from graphscale.exporters.tensorflow.gradient_record import gradient_name
+from graphscale.exporters.rounding import CONDITION, DRAWS, disturb
+from graphscale.exporters.step_file import gradient_name
 from graphscale.exporters.tensorflow.keras_step import LOSS, KerasStep
 from graphscale.exporters.tensorflow.pure_step import PureStep
 from graphscale.files import model_files
@@ -21,10 +22,6 @@ from graphscale.files.tensor_files import Arrays
 
 __all__ = ["KerasComparison"]
 
-# A number that rounding of its operands moves this far cannot be met any closer than some multiples of that.
-_CONDITION = 10
-# Draws of the rounding, as far as they are needed: in some alone, a number near zero has the other sign before a ReLU.
-_DRAWS = 12
 # A weight is rounded once or twice in each step, in units of its own type.
 _ROUNDINGS = 4
 # A gradient whose largest number may be off by more than this part of it shows nothing.
@@ -111,9 +108,9 @@ class KerasComparison:
             rng = None if draw is None else np.random.default_rng(draw)
             with self._step.unchanged(), self._step.users_code(f"run in step {number} of the comparison"):
                 self._step.assign(state)
-                self._step.assign(_disturb(self._step.values(), rng, least))
+                self._step.assign(disturb(self._step.values(), rng, least))
                 before = self._step.values()
-                fed, gradients = _disturb(batch, rng, least), _disturb(given, rng, 0)
+                fed, gradients = disturb(batch, rng, least), disturb(given, rng, 0)
                 outputs, own, after = self._step.run_eagerly(fed, gradients)
             return _Results(outputs | {gradient_name(name): value for name, value in own.items()}, before, after)
 
@@ -210,9 +207,9 @@ class KerasComparison:
         if worst > max(self._tolerance * scale, pair.slack):
             self.noise.add(pair.name)
         allowed = np.full(off.shape, max(limit * scale, pair.slack))
-        draws = iter(range(_DRAWS))
+        draws = iter(range(DRAWS))
         while (off > allowed).any() and (draw := next(draws, None)) is not None:
-            allowed = np.minimum(np.maximum(allowed, _CONDITION * spread(draw)), max(most * scale, pair.slack))
+            allowed = np.minimum(np.maximum(allowed, CONDITION * spread(draw)), max(most * scale, pair.slack))
         if (off > allowed).any():
             place = np.argmax(off - allowed)
             hint = "if this loss is almost zero, pass another batch; " if pair.name == LOSS else ""
@@ -237,19 +234,3 @@ class _Pair(NamedTuple):
 
 def _largest(values: Any) -> float:
     return float(np.abs(values[np.isfinite(values)]).max(initial=1e-30))
-
-
-def _disturb(arrays: Arrays, rng: np.random.Generator | None, least: float) -> Arrays:
-    """Change floating-point numbers by their rounding, or by more; by nothing without a generator.
-
-    Whole numbers stay: labels, indices and masks carry no rounding.
-    """
-
-    def disturb(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if rng is None or value.dtype.kind != "f":
-            return value
-        unit = max(float(np.finfo(value.dtype).eps), least)
-        moved = value * (1 + rng.uniform(-1, 1, value.shape) * unit)
-        return np.where(value == np.rint(value), value, moved).astype(value.dtype)
-
-    return {name: disturb(value) for name, value in arrays.items()}

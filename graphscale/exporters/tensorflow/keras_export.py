@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from graphscale.errors import ExportError
 from graphscale.exporters.export_report import ExportReport
-from graphscale.exporters.step_file import complete_step
+from graphscale.exporters.step_file import complete_step, gradient_name, remove_outputs
 from graphscale.exporters.tensorflow.conversion import convert
-from graphscale.exporters.tensorflow.gradient_record import gradient_name
 from graphscale.exporters.tensorflow.index_bounds import bound_indices
 from graphscale.exporters.tensorflow.keras_comparison import KerasComparison
 from graphscale.exporters.tensorflow.keras_step import LOSS, RATE, KerasStep, make_keras_step
@@ -66,7 +65,7 @@ def export(
     comparison = KerasComparison(exported, step, pure, list(gradients))
     for batch in batches:
         comparison.compare(batch, _STEPS if batch is step.batch else 1)
-    _remove_outputs(exported, map(gradient_name, gradients))
+    remove_outputs(exported, map(gradient_name, gradients))
     model_files.save(exported, target)
     return ExportReport(
         path=os.fspath(path),
@@ -157,13 +156,6 @@ def _keep_constants(model: ir.Model, pure: PureStep) -> None:
             graph.inputs.remove(value)
         else:
             value.doc_string = "the learning rate: this value, unless another one is fed"
-
-
-def _remove_outputs(model: ir.Model, names: Iterable[str]) -> None:
-    """Remove outputs that only the comparison reads."""
-    removed = set(names)
-    model.graph.outputs[:] = [value for value in model.graph.outputs if value.name not in removed]
-    onnx_ir.passes.common.RemoveUnusedNodesPass()(model)
 
 
 def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str], noise: Sequence[str]) -> Iterator[str]:

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphscale.errors import ExportError, one_line
-from graphscale.exporters.step_file import unique_names
-from graphscale.exporters.tensorflow.gradient_record import GradientRecord, gradient_name
+from graphscale.exporters.step_file import gradient_name, unique_names
+from graphscale.exporters.tensorflow.gradient_record import GradientRecord
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.builder import Names
 
