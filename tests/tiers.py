@@ -6,8 +6,7 @@ of the cases, so that it is the same in each run.
 
 `GRAPHSCALE_TEST_SHARE=2/6` cuts the cases of the full tier alone into six shares, test by test, and runs the second,
 with as many values of every parameter as possible. A test with no more cases than shares, or marked `every_share`, is
-in all of them; random cases cut their seeds instead (tests/random_cases.py). Cases that run on one runtime alone are
-all in the first share.
+in all of them; random cases cut their seeds instead (tests/random_cases.py).
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ import pytest
 
 # As in pyproject.toml.
 DEFAULT_SELECTION = "not full"
-# Markers that the session on stock ONNX Runtime leaves out.
-_ON_ONE_RUNTIME = ("training", "packaging", "static")
 
 
 def _parameters(item: pytest.Item) -> set[Hashable]:
@@ -85,8 +82,6 @@ def cases_of_other_shares(items: Iterable[pytest.Item], number: int, count: int)
     tests = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec") and item.get_closest_marker("full"):
-            if number == 1 and any(map(item.get_closest_marker, _ON_ONE_RUNTIME)):
-                continue
             if not any(map(item.get_closest_marker, ("skip", "every_share"))):
                 tests[item.parent, item.originalname].append(item)  # type: ignore[attr-defined]
     others: list[pytest.Item] = []

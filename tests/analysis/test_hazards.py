@@ -92,7 +92,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, name: str, level: Leve
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.training
 @each_level
 @each_loss_scale
@@ -113,7 +113,7 @@ def test_weights_in_place_take_the_same_way_as_weights_fed_back(
     assert min(losses) < 0.95 * losses[0]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.training
 @each_level
 @each_loss_scale
@@ -172,7 +172,7 @@ def unordered(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
                 yield write.input[0], f"{node.op_type} {node.name}"
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.training
 @each_loss_scale
 @pytest.mark.parametrize("name", STEPS_WITH_OPTIMIZER)
@@ -210,7 +210,7 @@ def test_states_that_are_ordered(loss_scale: str | float, options: dict[str, boo
     assert ordered_states(scaled("pytorch/mlp_momentum", loss_scale, "ort-training", **options)) == states
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("metric", "seen"))])
 def test_only_the_state_that_is_read_elsewhere_is_ordered(name: str) -> None:
     assert ordered_states(CASES[name].scaled("dynamic", "ort-training")) == ({"w"} if not CASES[name].shares else set())

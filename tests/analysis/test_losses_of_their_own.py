@@ -16,7 +16,7 @@ from tests.build import assert_same_step, feeds_for, listed, parse
 from tests.conftest import with_initializers
 from tests.expressions import nodes
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 FORWARD = """
     made = Tanh(z @ g); real = Tanh(x @ v); fake = Tanh(made @ v); r = real @ c; f = fake @ c
@@ -102,6 +102,7 @@ def test_names_mean_nothing() -> None:
     assert sorted(losses_of(report)) == ["t0", "t1"]
 
 
+@pytest.mark.full
 def test_a_loss_that_cannot_be_scaled_alone() -> None:
     report = assert_same_step(adversarial(TWIN, "float critic, float maker, float twin", **TWINS))
     assert (sorted(losses_of(report)), report.contractions) == ([*SET, "twin"], 12)

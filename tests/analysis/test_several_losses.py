@@ -79,6 +79,7 @@ def test_networks_side_by_side() -> None:
     assert (report.contractions, losses_of(report)) == (6, ["loss_a", "loss_b"])
 
 
+@pytest.mark.full
 def test_muon_on_the_gradients_of_micro_batches() -> None:
     muon = "g = pa + pb; n = g / Sqrt(ReduceSum(g * g, keepdims=0) + rate); o = n @ n.T @ n; "
     report = assert_same_step(

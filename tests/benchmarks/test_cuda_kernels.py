@@ -55,7 +55,7 @@ def marks(model: ir.Model) -> set[str]:
     return {node.metadata_props[PASS_KEY] for node in model.graph if PASS_KEY in node.metadata_props}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @each_telemetry
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph(name: str, telemetry: bool) -> None:
@@ -68,7 +68,7 @@ def test_a_fixed_scale_that_skips(name: str, telemetry: bool) -> None:
     assert found(load_example(name).model(), 1024, skip_nonfinite=True, telemetry=telemetry) == []
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @each_telemetry
 @pytest.mark.parametrize("name", gs.presets.NAMES)
 def test_the_policy_of_each_peer(name: str, telemetry: bool) -> None:
@@ -78,7 +78,7 @@ def test_the_policy_of_each_peer(name: str, telemetry: bool) -> None:
             assert found(model, policy, telemetry=telemetry) == []
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @each_telemetry
 @pytest.mark.parametrize("opset", range(10, 27))
 def test_every_opset(opset: int, telemetry: bool) -> None:

@@ -55,7 +55,7 @@ def test_every_command_is_documented() -> None:
     assert set(documented()) == set(COMMANDS)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_one_object_with_the_documented_keys(command: str, folder: Path) -> None:
     check_demo(command)
@@ -64,7 +64,7 @@ def test_json_is_one_object_with_the_documented_keys(command: str, folder: Path)
     assert set(json.loads(done.stdout)) == documented()[command]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("command", COMMANDS)
 def test_quiet(command: str, folder: Path) -> None:
     check_demo(command)
@@ -73,7 +73,7 @@ def test_quiet(command: str, folder: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", WRITING)
 def test_few_lines_and_with_verbose_all_there_is_to_say(command: str, folder: Path) -> None:
     short, long = (succeed(folder, *CALLS[command], *more) for more in ((), ("-v",)))

@@ -173,7 +173,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("case", [*FILES, *GRAPHS, *OPTIONS], ids=lambda case: case.name)
 def test_scale(case: Case, tmp_path: Path) -> None:
     model, output = case.write(tmp_path), tmp_path / "scaled.onnx"

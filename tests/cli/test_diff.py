@@ -81,6 +81,7 @@ class TestPages:
         succeed(tmp_path, "diff", evaluated, evaluated, "--html", "page.html")
         assert "Drawn without phases and degrees" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
+    @pytest.mark.full
     def test_each_node_on_demand(self, tmp_path: Path) -> None:
         model = MODELS / "pytorch" / "attention_tied.onnx"
         counts = []

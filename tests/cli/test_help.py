@@ -90,7 +90,7 @@ def test_every_command_has_an_example() -> None:
     assert {name for name, _ in EXAMPLES} == set(COMMANDS)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_examples_run(command: str, line: str, made: Path, tmp_path: Path) -> None:
     program, name, *words = shlex.split(line)

@@ -75,7 +75,7 @@ def test_every_command_is_called() -> None:
     assert set(COMMANDS) == {*CALLS, "doctor"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", CALLS)
 def test_success(command: str, folder: Path, filled: Path, tmp_path: Path) -> None:
     done = graphscale(*CALLS[command], folder=folder)

@@ -103,7 +103,7 @@ def test_a_pipe_of_commands(folder: Path) -> None:
     assert (folder / "piped.onnx").read_bytes() == expected
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("output", ["-o -", "--output=-", "-o-", "-o /dev/stdout"])
 def test_writing(output: str, folder: Path) -> None:
     done = shell(
@@ -127,7 +127,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str, folder: Path) -> None:
     """In one line, with nothing written."""
@@ -172,6 +172,7 @@ def test_paths_of_descriptors(path: str, number: int | None) -> None:
     assert descriptor_of(path) == descriptor_of(Path(path)) == number
 
 
+@pytest.mark.full
 def test_python_writes_there_too(folder: Path) -> None:
     code = "import graphscale as gs; gs.scale('original.onnx').save('/dev/stdout')"
     done = shell(folder, f"{sys.executable} -c {shlex.quote(code)} | cat")

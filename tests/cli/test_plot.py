@@ -41,6 +41,7 @@ def test_the_command(suffix: str, folder: Path) -> None:
     assert {"Digits", "accuracy", "training loss", "loss scale", "halved (2)", "skipped (2)"} <= set(texts)
 
 
+@pytest.mark.full
 def test_both_formats_give_one_picture(folder: Path) -> None:
     for suffix in ("jsonl", "csv"):
         succeed(folder, "plot", f"run.{suffix}", "-o", f"{suffix}.png")

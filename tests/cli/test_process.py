@@ -54,7 +54,7 @@ def test_every_command_is_called() -> None:
     assert set(COMMANDS) <= set(CALLS)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("call", CALLS)
 def test_a_process_of_its_own(call: str, made: Path, tmp_path: Path) -> None:
     results = []
@@ -71,6 +71,7 @@ def test_a_process_of_its_own(call: str, made: Path, tmp_path: Path) -> None:
     assert alone[3] == here[3]
 
 
+@pytest.mark.full
 def test_a_command_imports_nothing_of_another() -> None:
     code = "import sys; from graphscale.cli import main; sys.argv[1:] = ['inspect', sys.argv[1]]\n"
     code += "try: main()\nexcept SystemExit: pass\n"

@@ -74,7 +74,7 @@ def test_every_command_takes_the_hint(command: str) -> None:
     assert any("--force" in parameter.opts for parameter in make_command(command).params)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize("call", ALL, ids=name_of)
 def test_a_file_of_the_user(call: tuple[object, ...], folder: Path) -> None:
     """It is refused; what graphscale has written itself is replaced when the same command runs again."""
@@ -88,7 +88,7 @@ def test_a_file_of_the_user(call: tuple[object, ...], folder: Path) -> None:
     assert out.read_bytes()[:16] == first[:16]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("call", ALL, ids=name_of)
 def test_an_existing_file_in_other_places(call: tuple[object, ...], folder: Path) -> None:
     """An empty file, and one that a link leads to: the link is replaced, the file stays."""
@@ -143,7 +143,7 @@ OWN = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("call", OWN)
 def test_its_own_input(call: str, spelling: str, folder: Path) -> None:

@@ -224,6 +224,7 @@ def test_a_warning_goes_to_stderr(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout)["warnings"] == ["the model-local functions nets::activate were inlined"]
 
 
+@pytest.mark.full
 def test_the_console_script_is_the_same(tmp_path: Path) -> None:
     command = Path(sysconfig.get_path("scripts"), "graphscale")
     as_script = subprocess.run(

@@ -63,7 +63,7 @@ def test_every_command_is_called() -> None:
     assert set(CALLS) == set(COMMANDS)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk(command: str, folder: Path) -> None:
     done = shell(folder, "> /dev/full", *CALLS[command])
@@ -77,6 +77,7 @@ def test_a_full_disk_for_json(command: str, folder: Path) -> None:
     assert (done.returncode, done.stderr) == (2, FULL)
 
 
+@pytest.mark.full
 def test_a_full_disk_for_help(folder: Path) -> None:
     assert shell(folder, "> /dev/full", "--help").stderr == FULL
 

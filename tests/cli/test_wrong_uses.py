@@ -23,7 +23,7 @@ def files(folder: Path) -> Files:
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.sample(30)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(command: str, folder: Path) -> None:
     done = graphscale(*shlex.split(command), folder=folder)
@@ -40,7 +40,7 @@ def test_nothing_is_written(files: Files, folder: Path) -> None:
     assert contents(folder) == before
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("use", PYTHON)
 def test_python(use: str, files: Files) -> None:
     call, words = PYTHON[use]

@@ -201,6 +201,7 @@ def test_inputs_of_a_session_leave_out_the_loss_scale(files: Path) -> None:
         assert results["current_loss_scale.next"] == 512, "without an error, the scale never falls further"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", [2, 3])
 def test_each_initializer_that_is_an_input_is_one_warning(files: Path, level: int) -> None:
     code = (

@@ -45,6 +45,7 @@ def test_it_is_stored_without_results() -> None:
     assert NOTEBOOK.stat().st_size < 10_000
 
 
+@pytest.mark.full
 def test_its_cells_run() -> None:
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")

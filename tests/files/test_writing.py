@@ -42,6 +42,7 @@ def make(path: Path, name: str, *sizes: int) -> None:
     onnx.save(proto, path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("old", "new"),
     [

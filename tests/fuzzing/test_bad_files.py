@@ -75,7 +75,7 @@ def command(name: str, folder: Path, choices: random.Random) -> list[str]:
 COMMANDS = ["scale", "scale", "inspect", "autocast", "verify", "diff", "strip", *(["lint"] if HAS_LINT else [])]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("index", range(len(COMMANDS)), ids=lambda index: f"{COMMANDS[index]}-{index}")
 def test_a_bad_file(index: int, part: int, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def bad_bytes(path: Path, choices: random.Random) -> bytes:
     return damage_bytes(data, choices.choice((data, os.fsencode(path) * 9)), choices)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_bad_file(name: str, goods: Callable[[str], Path], tmp_path: Path) -> None:
     kind, good = KINDS[name], goods(name)

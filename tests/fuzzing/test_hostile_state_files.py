@@ -38,6 +38,7 @@ def test_the_attack_is_noticed_where_nothing_is_checked(target: Target, monkeypa
     assert len(faults) > 10
 
 
+@pytest.mark.full
 def test_a_run_that_resumes_from_a_hostile_checkpoint(tmp_path: Path) -> None:
     """The command itself: exit code 2 and one line, nothing written, and the checkpoint before is good."""
     make_digits(tmp_path)

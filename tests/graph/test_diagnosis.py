@@ -20,7 +20,7 @@ pytestmark = pytest.mark.static
 STEP = MODELS / "pytorch/mlp_momentum.onnx"
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("path", sorted(MODELS.rglob("*.onnx")), ids=lambda path: path.relative_to(MODELS).as_posix())
 def test_sound_models(path: Path) -> None:
     assert find_model_damage(onnx.load(path)) is None

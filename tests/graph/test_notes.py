@@ -19,7 +19,7 @@ from graphscale.targets import TARGETS
 from tests.checks.verification.damage import SOURCE
 from tests.conftest import MODELS
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
 
 NAME = "pytorch/mlp_momentum"
 PAGE = f"{DOCS_URL}start/deploy/"
@@ -157,6 +157,7 @@ DAMAGE: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_misleading_notes_are_found(original: onnx.ModelProto, damage: str, target: str) -> None:
@@ -170,6 +171,7 @@ def test_misleading_notes_are_found(original: onnx.ModelProto, damage: str, targ
     assert any(finding.code == "GS503" and line in finding.message for finding in gs.lint(scaled).findings)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)])
 def test_right_notes_and_none_are_accepted(original: onnx.ModelProto, target: str) -> None:
     original = onnx.load(MODELS / f"{NAME}.onnx")

@@ -97,6 +97,7 @@ def test_every_command_takes_it(folder: Path) -> None:
     refuse(folder, "lower", "lowered.onnx", "-o", "twice.onnx", words=["ort-cpu"])
 
 
+@pytest.mark.full
 def test_a_session_trains_it_on(folder: Path) -> None:
     """Its steps are those of the plain form, and its export is a lowered file that verify knows as a trained one."""
     generator = np.random.default_rng(5)
@@ -147,7 +148,7 @@ def test_a_loss_that_is_no_scalar(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_models(name: str) -> None:
     path = load_example(name).path

@@ -46,7 +46,7 @@ def with_movement(model: onnx.ModelProto, state: str, following: str) -> onnx.Mo
     return model
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", UPDATED)
 def test_one_buffer_gives_the_states_of_two(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "step.onnx")

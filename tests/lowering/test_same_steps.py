@@ -96,7 +96,7 @@ def poisoned(batch: Arrays, value: float) -> Arrays:
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("scale", [1024.0, 2.0**126], ids=["usual", "enormous"])
 @pytest.mark.parametrize("name", UPDATED)
 def test_the_same_steps(name: str, scale: float) -> None:

@@ -21,7 +21,7 @@ def _check(case: Case) -> None:
     assert not [str(wrong) for wrong in try_case(case).wrong]
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(6)
 @each_operator
 def test_degrees_hold_on_drawn_nodes(operator: tuple[str, str], least: int, tried: int) -> None:
     run_draws(_check, operator, least, tried)

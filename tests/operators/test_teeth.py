@@ -18,7 +18,7 @@ from tests.operators.recipes import draw_case
 from tests.operators.runtimes import RefusedError
 from tests.operators.scaling import try_case
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 
 
 def _forget_attributes(*names: str) -> Claim:

@@ -19,7 +19,7 @@ from tests.tiers import read_share
 _MAY = {"RANDOM", "WRITES_INPUT"}
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(6)
 @each_operator
 def test_traits_hold_on_drawn_nodes(operator: tuple[str, str], least: int, tried: int) -> None:
     seen: Counter[str] = Counter()

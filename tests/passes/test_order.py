@@ -55,6 +55,7 @@ def test_standard_passes() -> None:
     assert kinds.index(AddTelemetry) == kinds.index(UpdateLossScale) + 1
 
 
+@pytest.mark.full
 def test_no_other_module_spells_a_name_out() -> None:
     names = {kind.name for kind in ORDER if "-" in kind.name}
     places = Counter(

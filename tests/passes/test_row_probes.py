@@ -26,7 +26,7 @@ from graphscale.targets import get_target
 from tests.build import step
 from tests.conftest import MODEL_NAMES, ROOT, load_example, make_session
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 Shape = Sequence[int | str]
 

@@ -18,7 +18,7 @@ from tests.pipeline.test_ranges import TARGETS, metadata, run_both_forms
 from tests.pipeline.test_strip import assert_strips, normalized
 from tests.pipeline.test_telemetry import masked_step
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # Inputs in the order in which the forward pass reads them, and results in the order of its nodes.
 FORWARD_VALUES = ["x", "w1", "w2", "t", "h", "a", "y", "d", "square", "loss"]

@@ -29,7 +29,7 @@ from tests.conftest import (
     run_session,
 )
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(2)
 
 HALF_PRECISION = "pytorch/mlp_float16"
 # The bias of a convolution before a batch norm moves nothing: its gradient is 0, and rounding depends on the CPU.
@@ -110,6 +110,7 @@ def test_most_graphs_are_valid_onnx() -> None:
     assert len(valid) > 0.8 * len(MODEL_NAMES)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loss_scale", [1024, "dynamic"])
 def test_versions_are_kept(example: Example, loss_scale: str | float) -> None:
     model, result = example.as_for("onnx").model(), scaled(example.name, loss_scale).model

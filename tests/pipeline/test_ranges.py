@@ -18,7 +18,7 @@ from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, loa
 from tests.pipeline.test_strip import assert_strips, normalized
 from tests.pipeline.test_telemetry import masked_step, random_masks
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 TARGETS = ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)]
 

@@ -24,7 +24,7 @@ from tests.build import linear_step, step
 from tests.conftest import MODEL_NAMES, MODELS
 from tests.passes.test_lower_optimizers import OPTIMIZERS, model_of
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(1)]
 
 EVERYTHING: dict[str, Any] = {"telemetry": True, "expose_scaled_loss": True, "autocast": "float16"}
 
@@ -48,7 +48,7 @@ def assert_strips(rewritten: ir.Model | onnx.ModelProto, original: ir.Model | on
     assert serialized(gs.strip(onnx.ModelProto.FromString(before))) == serialized(original)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_models(name: str, target: str) -> None:
@@ -57,7 +57,7 @@ def test_models(name: str, target: str) -> None:
     assert_strips(gs.scale(original, gs.presets.megatron(), target=target, **EVERYTHING).model, original)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_mixed_precision_and_fixed_scales(name: str) -> None:
     original = ir.load(MODELS / f"{name}.onnx")
@@ -68,7 +68,7 @@ def test_mixed_precision_and_fixed_scales(name: str) -> None:
     assert_strips(gs.scale(original, 128.0, skip_nonfinite=True, target="ort-training").model, original)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["pytorch/attention_adamw_clip", "ort/transformer", "ort/recurrent"])
 @pytest.mark.parametrize("emulate", [False, True], ids=["typed", "emulated"])
 def test_one_after_the_other(name: str, emulate: bool) -> None:
@@ -79,7 +79,7 @@ def test_one_after_the_other(name: str, emulate: bool) -> None:
     assert_strips(gs.strip(scaled), original)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("folder", sorted(path.name for path in (MODELS / "ort" / "artifacts").iterdir()))
 def test_fused_steps(folder: str, target: str) -> None:

@@ -13,7 +13,7 @@ from graphscale.errors import InvalidLossScaleError
 from tests.build import EXACT, feeds_for, step
 from tests.conftest import MODEL_NAMES, TARGETS, assert_all_same_bits, initial_values, load_example, run_once
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(2)
 
 TOLD = ["skip_cause", "first_offender", "zero_fraction"]
 

@@ -307,7 +307,7 @@ VERSIONS = {
 }
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @each_sequence
 @pytest.mark.parametrize("versions", VERSIONS)
 def test_each_sequence_with_the_state_fed_back(sequence: Sequence, versions: str) -> None:

@@ -33,6 +33,7 @@ def sequences(name: str) -> Iterator[tuple[list[Any], list[bool], list[float], l
         yield [type(like)(value) for like, value in zip(whole, row[0], strict=True)], *row[1:]
 
 
+@pytest.mark.full
 @each_original
 def test_recorded_trajectories(name: str) -> None:
     for index, (arguments, steps, *expected) in enumerate(sequences(name)):

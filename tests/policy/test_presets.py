@@ -127,7 +127,7 @@ def long_run() -> list[bool]:
     return [finite for index, row in enumerate(rows) for finite in [*[True] * row, *[False] * (1 + index % 2)]]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_the_defaults(name: str) -> None:
     case, steps = DEFAULTS[name], long_run()
@@ -268,7 +268,7 @@ def combinations() -> Iterator[dict[str, Any]]:
 OPTIONS = list(combinations())
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 @pytest.mark.parametrize(
     ("target", "ir_version"), [("onnx", 10), ("onnx", 7), pytest.param("ort-training", 10, marks=pytest.mark.training)]

@@ -49,6 +49,7 @@ def test_sentences_are_short() -> None:
     assert long == []
 
 
+@pytest.mark.full
 def test_first_lines_of_docstrings_name() -> None:
     describing = re.compile(r"(What|Whether|Which|Who|How|Where|When|That|Those)\b")
     assert [text.place for text in all_texts() if text.kind == "docstring" and describing.match(text.text)] == []

@@ -85,7 +85,9 @@ class TestNames:
         assert gs.GraphscaleError in kinds and all(issubclass(kind, gs.GraphscaleError) for kind in kinds)
         assert issubclass(errors.InvalidLossScaleError, ValueError)
 
-    @pytest.mark.parametrize("name", ["", ".cli", ".passes", ".ort.artifacts"])
+    @pytest.mark.parametrize(
+        "name", ["", *(pytest.param(name, marks=pytest.mark.full) for name in (".cli", ".passes", ".ort.artifacts"))]
+    )
     def test_importing_is_light(self, name: str) -> None:
         """No runtime and no framework: those that transform graphs offline need none."""
         module = f"graphscale{name}"

@@ -80,7 +80,7 @@ def test_ci_runs_the_test_command_of_this_page() -> None:
     assert re.search(r'^bash .*-c "\$test_command"$', script, re.MULTILINE)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
 def test_python_blocks_run(code: str, folder: Path) -> None:
     run([sys.executable, "-c", code], folder)
@@ -192,7 +192,7 @@ def test_the_table_of_models_is_whole() -> None:
     assert f"[every graph in models/](models/README.md), {len(ROWS)} from" in README
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("row", ROWS, ids=[name for name, *_ in ROWS])
 def test_the_table_of_models_is_true(row: tuple[str, ...]) -> None:
     name, *numbers = row

@@ -36,8 +36,8 @@ REFUSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.static
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sorted(set(NAMES) - REFUSED.keys()))
 def test_roles(name: str) -> None:
     content, truth = pack.read(name)

@@ -51,6 +51,7 @@ def test_replicas_that_nobody_started_are_refused(count: str) -> None:
     assert done.returncode == 2 and f"--replicas {count}" in done.stderr
 
 
+@pytest.mark.full
 def test_importing_graphscale_imports_no_mpi(tmp_path: Path) -> None:
     scaled("pytorch/mlp_momentum").save(tmp_path / "step.onnx")
     done = run(

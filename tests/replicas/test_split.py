@@ -17,7 +17,7 @@ from tests.build import EXACT
 from tests.conftest import MODELS, Arrays, assert_all_same_bits, load_example, make_session, run_session
 from tests.replicas.steps import DIGITS, STEPS, Chain, fed_back, scaled
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 
 each_step = pytest.mark.parametrize("name", STEPS)
 

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("others_end", [True, False])
 def test_a_killed_process_is_named_if_no_other_end_follows(others_end: bool, capfd: pytest.CaptureFixture[str]) -> None:
     waiting = [subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE) for _ in range(2)]

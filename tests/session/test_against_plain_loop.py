@@ -41,7 +41,7 @@ from tests.session.plain import (
     session_and_plain,
 )
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = pytest.mark.sample(2)
 
 STEPS = 30
 # So large that scaled gradients overflow in truth, again and again, for the scale grows after every other good step.
@@ -133,7 +133,7 @@ def test_inputs_that_are_written_in_place_are_carried(target: str) -> None:
 ARTIFACTS = sorted(path.name for path in (MODELS / "ort" / "artifacts").iterdir())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.training
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("name", ARTIFACTS)

@@ -20,7 +20,7 @@ from tests.conftest import OPTIMIZATION_LEVELS, TARGETS, Level, load_example
 from tests.session.dangerous import CASES, Case, batches
 from tests.session.plain import PlainLoop, buffers, first_state, options, shared_states
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 STEPS = 6
 

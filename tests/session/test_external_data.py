@@ -20,7 +20,7 @@ from tests.conftest import TARGETS, Arrays, assert_all_same_bits, run_once
 from tests.session.digits import refused
 from tests.session.plain import PlainLoop, options
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = pytest.mark.sample(2)
 
 # A table that no step changes, besides the weights: the session of ONNX Runtime maps it from the file.
 FROZEN = """

@@ -25,7 +25,7 @@ from tests.session.digits import refused
 from tests.session.plain import BY_ROWS, options
 from tests.session.test_close import LARGE
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 # Each looks something up at `index`, which can be out of range: the forward pass or a metric, of the weight or not.
 FAILING = {

@@ -20,7 +20,7 @@ from tests.session.conftest import address
 from tests.session.digits import BFLOAT16, SCALED, batch, first_state, make, refused
 from tests.session.plain import PlainLoop
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 class OnlyDLPack:
@@ -86,7 +86,7 @@ FORMS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["images", "labels"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_an_array(form: str, name: str) -> None:

@@ -21,7 +21,7 @@ from tests.session.digits import DIGITS, SCALED, assert_one_line, batch, first_s
 from tests.session.plain import first_state as first_state_of
 from tests.session.plain import options
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 OPEN = """
 import sys
@@ -62,7 +62,7 @@ def test_a_provider_that_does_not_exist() -> None:
     assert_refused("['CpuExecutionProvider']", "CpuExecutionProvider", "CPUExecutionProvider")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "providers",
     [

@@ -194,6 +194,7 @@ def test_any_array_that_fits_can_be_loaded() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_is_in_a_file(tmp_path: Path) -> None:
     """A plain safetensors file, whose weights other programs can read."""
     session, path = make("bare inputs", "onnx"), tmp_path / "state.safetensors"
@@ -243,6 +244,7 @@ def test_an_exported_model(graph: str, target: str, tmp_path: Path) -> None:
     assert_same_state(session, twin)
 
 
+@pytest.mark.full
 def test_an_exported_model_is_stripped_and_inspected_as_any_other(tmp_path: Path) -> None:
     session, path = make("bare inputs", "onnx"), tmp_path / "step.onnx"
     session.export(path)
@@ -259,6 +261,7 @@ def writers(session: gs.Session) -> dict[str, Callable[[Path], None]]:
     return {"save_state": session.save_state, "export": session.export}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["save_state", "export"])
 @pytest.mark.parametrize("where", ["a folder", "no folder", "a file for a folder", "/proc", "a long name"])
 def test_a_place_that_cannot_be_written(where: str, how: str, tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ def test_results_and_scaled_models_can_be_copied(duplicate: Callable[[Any], Any]
     assert duplicate(scaled.report).to_dict() == scaled.report.to_dict()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_is_refused_and_the_first_one_goes_on() -> None:
     """Even where a thread was in the middle of a step as the process forked."""

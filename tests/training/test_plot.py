@@ -46,6 +46,7 @@ def near(pixels: np.ndarray, colour: str) -> np.ndarray:
     return (np.abs(pixels[..., :3] - wanted) < 0.02).all(axis=-1)
 
 
+@pytest.mark.full
 def test_a_picture(tmp_path: Path) -> None:
     draw(RUN, tmp_path / "run.png", title="Digits")
     pixels = image.imread(tmp_path / "run.png")
@@ -96,6 +97,7 @@ def test_a_short_run_has_dots_and_whole_steps() -> None:
     assert figure.axes[0].get_legend() is None, "one curve needs no name"
 
 
+@pytest.mark.full
 def test_what_it_says(tmp_path: Path) -> None:
     found = drawn_texts(tmp_path, RUN, title="Digits", notes={51: "an Inf"})
     for text in ("Digits", "training loss", "loss scale", "training step", "doubled (4)", "halved (1)", "skipped (1)"):
@@ -111,6 +113,7 @@ def test_other_factors_are_not_called_doubled(tmp_path: Path) -> None:
     assert "lowered (1)" in found
 
 
+@pytest.mark.full
 def test_what_was_recorded_has_its_panel(tmp_path: Path) -> None:
     varying = [
         dataclasses.replace(record, learning_rate=0.1 / record.step, zero_fraction=0.25, outputs={"accuracy": 0.5})
@@ -122,7 +125,7 @@ def test_what_was_recorded_has_its_panel(tmp_path: Path) -> None:
         assert text in found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 @pytest.mark.parametrize(
     "finite", ["T", "F", "FFFF", "TF" * 400, "T" * 3], ids=["one", "skipped", "all-skipped", "many-skips", "three"]

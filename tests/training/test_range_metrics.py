@@ -15,6 +15,7 @@ from graphscale.training.schedules import LearningRate
 from tests.training.runs import DIGITS, make_digits, options, train
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_measured_steps_have_the_ranges_of_all_gradients_also_when_resumed(suffix: str, tmp_path: Path) -> None:
     make_digits(tmp_path, telemetry=AddTelemetry(ranges=True, every=3))

@@ -74,7 +74,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("call", "name"), ARRAYS)
 def test_arrays(call: str, name: str, damage: str, folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_arrays(call: str, name: str, damage: str, folder: Path) -> None:
     refuse(folder, *bench.words_of(call), words=(name,))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000, "NaN", "\ud800", "", "{", "7"])
 @pytest.mark.parametrize(("call", "name"), TEXTS)
 def test_json(call: str, name: str, text: str, folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_original_with_a_value_that_nothing_computes(folder: Path) -> None:
     refuse(folder, "verify", "original.onnx", "step.onnx", words=("original.onnx", "'ghost', which nothing computes"))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("call", "name"), sorted(bench.calls_on()))
 def test_a_pipe_as_any_file(call: str, name: str, folder: Path) -> None:
     """The pipe has no writer: opening it would wait."""
@@ -126,7 +126,7 @@ def test_a_pipe_as_any_file(call: str, name: str, folder: Path) -> None:
     assert processes.hold(bench.words_of(call), folder, codes=(2,)) is None
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("call", "name"), sorted(bench.calls_on()))
 def test_a_device_as_any_file(call: str, name: str, folder: Path) -> None:
     """It has no end."""

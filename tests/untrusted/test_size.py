@@ -28,7 +28,7 @@ from tests.cli.bad_graphs import sgd
 from tests.cli.command import graphscale, refuse, succeed
 from tests.fuzzing.holding import limited
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
 
 CALLS = bench.calls_on(".onnx")
 
@@ -100,6 +100,7 @@ GROWTH = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", GROWTH)
 def test_models_that_need_not_grow(name: str, folder: Path) -> None:
     words, model = GROWTH[name]
@@ -108,7 +109,7 @@ def test_models_that_need_not_grow(name: str, folder: Path) -> None:
         succeed(folder, *words.split())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("model", [growth.deep_body(1500), growth.wide_sum(6000)], ids=["deep body", "wide sum"])
 def test_lint_of_scaled_models_that_need_not_grow(model: onnx.ModelProto, folder: Path) -> None:
     gs.scale(model).save(folder / "scaled.onnx")
@@ -127,6 +128,7 @@ def test_a_long_way_from_the_check_to_its_flag(operator: str, count: int, folder
     assert (done.returncode, done.stderr) == (1, ""), "another node gives the flag"
 
 
+@pytest.mark.full
 def test_many_numbers(folder: Path) -> None:
     onnx.save(growth.many_numbers(5000), folder / "bad.onnx")
     with limited(10):

@@ -46,7 +46,7 @@ def proposal(model: onnx.ModelProto) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", [name for name, (_, expected) in CARRIED.items() if "?" in str(expected)])
 def test_proposals_taken_as_they_are_leave_no_question(name: str) -> None:
     model, expected = CARRIED[name]

@@ -309,7 +309,7 @@ STEPS = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", STEPS)
 def test_roles(name: str) -> None:
     model, expected = STEPS[name]

@@ -71,7 +71,7 @@ def trained_unscaled(model: onnx.ModelProto, states: Mapping[str, str], values: 
     return values
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", STEPS)
 def test_a_hundred_steps(name: str) -> None:
     model = STEPS[name]

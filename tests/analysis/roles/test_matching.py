@@ -70,6 +70,7 @@ def test_the_pairs_do_not_depend_on_the_order(candidates: Candidates) -> None:
     assert pairs(backwards) == pairs(candidates)
 
 
+@pytest.mark.full
 @given(st.permutations(range(5)), st.data())
 def test_a_triangle_is_settled_whole(order: list[int], data: st.DataObject) -> None:
     """The k-th output has one candidate that no earlier one has: one assignment, found by elimination."""

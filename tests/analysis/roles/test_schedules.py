@@ -198,7 +198,7 @@ STEPS = {
 }
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", STEPS)
 def test_roles(name: str) -> None:
     model, expected = STEPS[name]

@@ -235,7 +235,7 @@ STEPS = {
 }
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", STEPS)
 def test_roles(name: str) -> None:
     model, expected = STEPS[name]

@@ -57,7 +57,7 @@ BY_ONNX_RUNTIME = ("ort/activations", "ort/indexing", "ort/transformer")
 
 
 @pytest.mark.full
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_models(name: str) -> None:
     example = load_example(name)

@@ -42,7 +42,7 @@ def drop_node_names(model: onnx.ModelProto) -> None:
         node.name = ""
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_scaling_inserts_and_removes_nothing(name: str) -> None:
     original, scaled = MODELS / f"{name}.onnx", scaled_model(name)
@@ -76,7 +76,7 @@ def test_outputs_that_another_node_computes_are_told() -> None:
     assert (edge.before, edge.after) == ("node_sub_1", "graphscale/guard-updates/fc1.weight.next.guarded")
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_a_model_does_not_differ_from_itself(name: str) -> None:
     path = MODELS / f"{name}.onnx"
@@ -267,6 +267,7 @@ def test_no_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not gs.diff(path, path).different
 
 
+@pytest.mark.full
 def test_neither_model_is_changed() -> None:
     before, after = momentum(), gs.scale(momentum()).model
     assert isinstance(after, onnx.ModelProto)

@@ -16,7 +16,7 @@ from graphscale.checks.drawing.scene import Scene
 from tests.checks.drawing.graphs import layout_of, scene_of
 from tests.conftest import MODEL_NAMES
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(5)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
 
 
 def corners(layout: Layout, i: int) -> tuple[float, float, float, float]:
@@ -31,7 +31,7 @@ def assert_apart(scene: Scene, layout: Layout) -> None:
             assert other[3] <= top or other[1] >= bottom, (boxes[n], other)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", MODEL_NAMES)

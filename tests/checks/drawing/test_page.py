@@ -122,7 +122,7 @@ def test_what_hover_tells(momentum: str) -> None:
     assert transpose["attributes"] == [["perm", "[1, 0]"]]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_gives_a_page(name: str) -> None:
     for model in (ir.load(MODELS / f"{name}.onnx"), scaled_model(name)):
@@ -132,6 +132,7 @@ def test_every_graph_gives_a_page(name: str) -> None:
         facts_of(page)
 
 
+@pytest.mark.full
 def test_a_long_table_has_few_elements_and_no_row_is_lost() -> None:
     model = gs.scale(deep_network(70)).model
     text = inspect_page(model)

@@ -31,7 +31,7 @@ def degrees(context: DrawingContext) -> dict[str, str]:
     return {v.name: degree_of(context, v) for node in context.model.graph for v in node.outputs if v.name}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
     scaled = make_context(scaled_model(name).clone(), name)
@@ -62,7 +62,7 @@ def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
     assert "enters" in scene.boxes[scene.box_of[place.value.producer()]].badges
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) -> None:
     scene = scene_of(name, scaled=False)
@@ -80,7 +80,7 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
     )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 @pytest.mark.parametrize("whole", [True, False])
@@ -167,6 +167,7 @@ def test_any_limit_gives_a_drawing(most: int, monkeypatch: pytest.MonkeyPatch) -
             assert len(drawn) <= max(most, 45)
 
 
+@pytest.mark.full
 def test_sampled_gradients_keep_their_boxes_to_the_end() -> None:
     """Each gradient that stands for all has its unscaling, its check and its guards, one by one."""
     scaled = gs.scale(model_files.from_proto(deep_network(40))).model

@@ -45,7 +45,7 @@ DAMAGE = {
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_named(name: str, kind: str) -> None:

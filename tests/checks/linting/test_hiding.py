@@ -80,7 +80,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_from_the_check(name: str) -> None:
     text = changed(STEP, dw=f"raw = Div(dw_scaled, scale) {HIDDEN[name]}", **FED)

@@ -80,7 +80,7 @@ def forget(model: ir.Model) -> ir.Model:
     return model
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_exported_graphs(name: str) -> None:
     report = gs.lint(MODELS / f"{name}.onnx")
@@ -89,7 +89,7 @@ def test_exported_graphs(name: str) -> None:
     assert (report.loss_scale, report.gradients) == (None, 0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_scaled_graphs(name: str, variant: str) -> None:
@@ -105,7 +105,7 @@ def test_scaled_graphs(name: str, variant: str) -> None:
     assert (by_hand.check is None) == (report.check is None)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", MORE)
 @pytest.mark.parametrize("name", SOME)
 def test_policies_and_options(name: str, variant: str) -> None:
@@ -119,7 +119,7 @@ def test_policies_and_options(name: str, variant: str) -> None:
     assert brain == any(finding.code == "GS606" for finding in report.findings) and (not brain or report.clean)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_all_tensors_in_another_file(name: str, tmp_path: Path) -> None:
     proto = ir.to_proto(scaled(name, "dynamic", {"expose_scaled_loss": True}))
@@ -172,7 +172,7 @@ def test_gradients_without_a_contraction_are_no_inference_graph() -> None:
     assert gs.inspect(model).gradients and gs.lint(model).findings == ()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", [{}, {"skip_nonfinite": True}, {"autocast": "float16"}], ids=str)
 @pytest.mark.parametrize("name", ["conv_adamw", "digits_sgd", "digits_adamw_clip", "transformer_adamw"])
 def test_artifact_folders(name: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_sums_in_a_body_that_begin_with_numbers(kind: str) -> None:
     assert [(finding.code, finding.value) for finding in gs.lint(scaled).findings] == [("GS201", "du_out_1")]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", [{}, {"stages": 2, "bucket_bytes": 64}, {"pack_buckets": False}], ids=str)
 @pytest.mark.parametrize("variant", [*VARIANTS, "accept in place", "scaled loss", "telemetry", "float16 in place"])
 @pytest.mark.parametrize("name", STEPS)

@@ -33,7 +33,7 @@ def graphs(code: str) -> list[onnx.ModelProto]:
     return [parse(block) for block in re.findall(r"^```onnx\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("code", CODES)
 def test_the_graphs_of_a_page(code: str) -> None:
     before, after = graphs(code)
@@ -53,7 +53,7 @@ def test_the_graphs_of_a_page(code: str) -> None:
 ALSO = {"GS406": {"GS406"}, "GS501": {"GS501"}, "GS603": {"GS601", "GS603"}}
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("code", CODES)
 def test_a_mistake_has_one_finding(code: str) -> None:
     found = [finding.code for finding in gs.lint(graphs(code)[0]).findings]

@@ -64,7 +64,7 @@ def begin(model: ir.Model, policy: Any, role: str, number: float) -> list[str]:
     return [finding.code for finding in gs.lint(model).findings]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_number(case: tuple[Any, str, float, list[str]], target: str) -> None:

@@ -25,7 +25,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_scaled_step_has_no_finding(name: str) -> None:
     content, truth = pack.read(name)

@@ -90,7 +90,7 @@ def _build(kind: str) -> tuple[Mutant, ir.Model]:
     return next(mutants([EXAMPLES[kind][0]], ["onnx"], [found], find=_scaled))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_it_is_rejected(kind: str) -> None:
     mutant, original = _build(kind)
@@ -117,6 +117,7 @@ def test_a_capped_learning_rate() -> None:
     assert "node 'cap' (Min) is neither the original's nor an inserted piece" in report.checks[0].detail
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", ["clip a gradient at 1e+30", "begin with a scale of 0", "cap the counter of the optimizer"]
 )

@@ -19,7 +19,7 @@ from graphscale.checks.verification.verify_report import Difference
 from graphscale.errors import ModelFileError, VerifyError
 from tests.conftest import load_example
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 MOMENTUM = "pytorch/mlp_momentum"
 # A kind of damage, and the checks that fail.
@@ -52,6 +52,7 @@ def test_the_checks_that_fail(kind: str) -> None:
     json.dumps(report.to_dict())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["unguard a weight", "another period", "multiply instead of unscaling"])
 def test_a_counterexample_can_be_run_again(kind: str, tmp_path: Path) -> None:
     original, model, path = load_example(MOMENTUM).model(), damaged(kind), tmp_path / "case.npz"

@@ -27,7 +27,7 @@ from tests.checks.verification.damage import (
 )
 from tests.cli.command import refuse, succeed
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(4)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
 
 
 # --- damage to metadata -----------------------------------------------------------------------------------------------

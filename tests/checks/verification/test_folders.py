@@ -33,7 +33,7 @@ from tests.checks.verification.damage import (
 )
 from tests.cli.command import graphscale, refuse, succeed
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
 
 NAMES = sorted(path.name for path in FOLDERS.iterdir())
 
@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_scaling_writes_is_verified(name: str, options: str, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_what_scaling_writes_is_verified(name: str, options: str, tmp_path: Path
     assert faults(tmp_path / "scaled", FOLDERS / name) == ""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_mixed_precision_before_scaling(name: str, tmp_path: Path) -> None:
     autocast_artifacts(FOLDERS / name, tmp_path / "cast", "bfloat16", emulate=True)
@@ -163,6 +163,7 @@ def test_a_damaged_model_is_not_proved_and_the_damage_named(name: str, folder: P
     assert gs.verify(SOURCE, folder).verdict.startswith("not proved")
 
 
+@pytest.mark.full
 def test_models_of_other_folders(scaled: Path, tmp_path: Path) -> None:
     for name in ("digits_sgd", "digits_adamw_clip"):
         other = tmp_path / name

@@ -30,7 +30,7 @@ from tests.cli.command import graphscale, refuse, succeed
 from tests.conftest import MODELS
 from tests.replicas.steps import STEPS, scaled
 
-pytestmark = [pytest.mark.static, pytest.mark.sample(3)]
+pytestmark = [pytest.mark.static, pytest.mark.sample(2)]
 
 NAME = "pytorch/mlp_momentum"
 STEP, GRADS, SECOND, UPDATE = "step.onnx", "grads.onnx", "grads.2.onnx", "update.onnx"
@@ -59,7 +59,7 @@ def faults(folder: Path) -> str:
     ids=str,
 )
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_what_split_writes_is_verified(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     step = scaled(name)
     parts = gs.split(step, **options)

@@ -34,7 +34,7 @@ def require(name: str, target: str) -> None:
         pytest.skip(NEEDS_TRAINING)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["onnx", "ort-cuda", *IN_PLACE])
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_and_target(name: str, target: str) -> None:
@@ -51,7 +51,7 @@ def test_every_graph_and_target(name: str, target: str) -> None:
     assert len(replaced) == (target == "ort-training-cuda")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     ("name", "target"),
@@ -91,7 +91,7 @@ def test_mixed_precision(name: str, emulate: bool, settings: dict[str, Any]) -> 
         assert {check.status for check in report.checks} == {"holds"}, report.failures
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_graph_in_float16(name: str) -> None:
     """Gradients that are zero but for rounding, such as those of the keys' biases in attention, are no differences."""

@@ -13,7 +13,7 @@ from tests.build import LINEAR, feeds_for, linear_step, numbers, parse, step
 from tests.conftest import load_example, with_initializers
 from tests.pipeline.test_optimizers import CASES
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 @pytest.mark.parametrize("target", ["onnx", pytest.param("ort-training", marks=pytest.mark.training)])

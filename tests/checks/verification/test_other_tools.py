@@ -158,7 +158,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.full
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_file_is_not_proved(change: str) -> None:
     name, edit = CHANGES[change]
@@ -181,7 +181,7 @@ DAMAGES = (
 )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("edit", [_copy_a_value, _rename_and_copy, _exchange_names])
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_wrong_file_fails_though_it_was_changed(
@@ -195,6 +195,7 @@ def test_a_wrong_file_fails_though_it_was_changed(
     assert report.failures, report.checks
 
 
+@pytest.mark.full
 def test_reports_on_gradients_that_are_not_found_are_not_proved() -> None:
     original, scaled = _scaled("pytorch/attention_sgd", telemetry=True)
     found = _rename_and_copy(scaled)

@@ -14,7 +14,7 @@ from graphscale.passes import AddTelemetry
 from tests.checks.verification.test_models import PORTABLE
 from tests.conftest import HAS_TRAINING, MODEL_NAMES, load_example
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 EXAMPLE = "pytorch/mlp_momentum"
 
@@ -124,6 +124,7 @@ def test_metadata_of_another_form_are_refused(text: str) -> None:
         gs.verify(*claiming(text), runs=1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)])
 @pytest.mark.parametrize("name", MODEL_NAMES if HAS_TRAINING else PORTABLE)
 def test_every_model_is_verified_and_linted(name: str, target: str) -> None:

@@ -15,7 +15,7 @@ NEWER = {"opset-23-export.sgd", "keras-layers.noise"} if HAS_TRAINING else set()
 NAMES = [name for name in sorted({*pack.names()} - REFUSED - CARRYING)[::4] if name not in NOWHERE | NEWER]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_alarm(name: str, target: str) -> None:

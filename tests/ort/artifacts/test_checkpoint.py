@@ -19,7 +19,7 @@ from graphscale.files.ort_checkpoint import (
 from tests.conftest import assert_all_same_bits
 from tests.ort.artifacts.training_session import FOLDERS, LOADABLE, TrainingSession, batches, sample, train
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 DIGITS = FOLDERS / "digits_adamw" / "checkpoint"
 PROPERTIES = {"epoch": 3, "best": 0.5, "run": "first try"}

@@ -68,8 +68,8 @@ def canonical(array: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(array), np.float32(np.nan), array)
 
 
+@pytest.mark.full
 @pytest.mark.training
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("initial", [2.0**10, 2.0**60, 2.0**127])
 @pytest.mark.parametrize("form", LOWERED)
 @pytest.mark.parametrize("name", NAMES)
@@ -171,6 +171,7 @@ def test_the_optimizer_model_reads_one_gradient(name: str, tmp_path: Path) -> No
     assert found == [count, 1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["digits_sgd", "transformer_adamw"])
 def test_bounded_gradients_are_divided_and_read_in_branches_alone(name: str, tmp_path: Path) -> None:
     graph = ir.load(scale_both(name, "bounded", tmp_path, "dynamic")[1] / "training_model.onnx").graph

@@ -21,7 +21,7 @@ from tests.conftest import assert_all_same_bits
 from tests.ort.artifacts.conftest import Scaled
 from tests.ort.artifacts.training_session import FOLDERS, STATES, TrainingSession, batches, edited, train
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 NAME = "digits_adamw"
 
@@ -167,7 +167,7 @@ def assert_same_folder(found: Path, original: Path) -> None:
         assert all(arrays[key].tobytes() == expected[key].tobytes() for key in expected)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["ort-training", "ort-training-cuda"])
 @pytest.mark.parametrize("name", NAMES)
 def test_scaled_folders(name: str, target: str, scaled: Scaled, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def overflowing(name: str) -> Arrays:
     return batch
 
 
+@pytest.mark.full
 @pytest.mark.training
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("name", LOADABLE)

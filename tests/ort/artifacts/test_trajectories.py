@@ -19,7 +19,7 @@ from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
 from tests.conftest import Arrays, assert_all_same_bits
 from tests.ort.artifacts.training_session import FOLDERS, TrainingSession, sample, scale_as, train
 
-pytestmark = [pytest.mark.training, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.training, pytest.mark.sample(1)]
 
 STEPS, ROWS, INITIAL, PERIOD = 60, 16, 2.0**10, 3
 # Optimizer steps with an overflow: in the window's first call, its last, one in between, and in all.
@@ -87,7 +87,7 @@ def assert_close(actual: Arrays, expected: Arrays, folder: Path) -> None:
         np.testing.assert_allclose(actual[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_training_is_that_of_the_original(folder: Path, window: int, tmp_path: Path) -> None:
     session, original, expected = TrainingSession(folder), TrainingSession(FOLDERS / folder.name), Expected()

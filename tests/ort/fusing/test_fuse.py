@@ -16,7 +16,7 @@ from graphscale.ort.fusing import FusedStep, fuse, join_models
 from tests.conftest import Arrays, assert_all_same_bits, assert_same_bits, initial_values, make_session
 from tests.ort.artifacts.training_session import FOLDERS, LOADABLE, RATE, batches, edited, start, train
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 STEPS = 200
 each_folder = pytest.mark.parametrize("name", LOADABLE)
@@ -85,6 +85,7 @@ def assert_trained_alike(
         np.testing.assert_allclose(state[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.full
 @pytest.mark.training
 @each_folder
 def test_scaled_and_in_place(name: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_graphs(name: str) -> None:
     assert_trained_alike(name, own, recorded)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders(name: str) -> None:
     own, recorded = train_folder(name, "ort-cpu"), read_training(f"folders/{name}")

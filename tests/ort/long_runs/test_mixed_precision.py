@@ -16,7 +16,7 @@ from tests.ort.long_runs.trainings import FOLDERS, GRAPHS, ORT, train_folder
 STEPS = 40
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("emulate", [False, True], ids=["typed", "emulated"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_training(name: str, emulate: bool) -> None:
@@ -30,7 +30,7 @@ def test_training(name: str, emulate: bool) -> None:
     assert {array.dtype for array in own.arrays.values()} == {np.dtype(np.float32)}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.static
 @pytest.mark.parametrize("name", GRAPHS)
 def test_casts_alone(name: str) -> None:

@@ -44,7 +44,7 @@ ALONE = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", ALONE)
 def test_a_sequence_is_what_scale_does(case: str) -> None:
     graph, way, loss_scale, telemetry = ALONE[case]

@@ -23,7 +23,7 @@ from tests.passes.casting.rounding import rounded
 from tests.passes.casting.test_choice import ops
 from tests.passes.casting.test_lists import said_or_ran
 
-pytestmark = pytest.mark.sample(2)
+pytestmark = pytest.mark.sample(1)
 
 FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 

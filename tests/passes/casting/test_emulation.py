@@ -22,7 +22,7 @@ from tests.conftest import HAS_TRAINING, OPTIMIZATION_LEVELS, Level, make_sessio
 from tests.passes.casting.operators import CASES, NO_RUNTIME, OpCase, feeds_of, model_of
 from tests.passes.casting.rounding import KINDS, assert_same_numbers, is_rounded, rounded, run_all_values, run_node
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 RULES = default_rules()
 RUNS = {"any": True, "training": HAS_TRAINING, "stock": not HAS_TRAINING}
 each_dtype = pytest.mark.parametrize("dtype", KINDS)

@@ -21,7 +21,7 @@ from tests.passes.casting.execute import executed
 from tests.passes.casting.rounding import assert_same_numbers, run_all_values
 from tests.pipeline.test_models import is_valid_onnx
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 # Ways to put a graph into mixed precision, and the runtimes of each.
 WAYS = {
     "typed": {},

@@ -105,7 +105,7 @@ class TestFloat64:
 
 
 class TestWithoutTypes:
-    @pytest.mark.sample(5)
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("name", [name for name in MODEL_NAMES if name not in NEED_TYPES])
     def test_models_without_value_info(self, name: str) -> None:
         """Dtypes then follow from the operators; as many contractions are taken as with them."""

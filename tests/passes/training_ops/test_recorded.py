@@ -28,7 +28,7 @@ def recorded() -> dict[tuple[str, str], list[Recorded]]:
 NEWEST = (release_of(ort.__version__) or RELEASES[-1]).max_opset
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.every_share
 @pytest.mark.parametrize("newest", [False, True], ids=["as-recorded", "newest-opset"])
 @pytest.mark.parametrize("operator", sorted(FORMULAS), ids=lambda operator: operator[1])
