@@ -53,6 +53,11 @@ class GradientReport:
     shape: str
     output: bool
 
+    @property
+    def type(self) -> str:
+        """The dtype and the shape, such as "FLOAT[10,64]"."""
+        return "of unknown type" if self.dtype == self.shape == "?" else f"{self.dtype}{self.shape}"
+
 
 @dataclasses.dataclass(frozen=True)
 class StateReport:

@@ -21,7 +21,7 @@ from graphscale.cli.old_names import replace_old_names
 from graphscale.cli.options import complete_telemetry, name_streams, option
 from graphscale.cli.protection import protect
 from graphscale.cli.show import Part, say
-from graphscale.cli.usage import explain_usage
+from graphscale.cli.usage import explain_usage, refuse_empty
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.process.command import run
 
@@ -173,4 +173,5 @@ def _run() -> int:
 
 def _words(given: Sequence[str]) -> list[str]:
     """Return the words of a command line in the form that the commands declare."""
+    refuse_empty(given)
     return name_streams(replace_old_names(complete_telemetry(given))) or ["--help"]

@@ -19,7 +19,7 @@ _LONGEST = 60
 
 def diff(
     before: Annotated[Path, argument("A model.", metavar="A")],
-    after: Annotated[Path, argument("Another one.", metavar="B")],
+    after: Annotated[Path, argument("The model to compare with it.", metavar="B")],
     html: Annotated[
         Path | None, option("Draw B into a page of HTML.", metavar="FILE", rich_help_panel="Output")
     ] = None,
@@ -97,7 +97,7 @@ def _line(section: str, entry: Entry) -> str:
         case Change() if section == "values renamed":
             return f"{entry.before} -> {entry.after}"
         case Change():
-            return f"{entry.name}: {_short(entry.before) or '-'} -> {_short(entry.after) or '-'}"
+            return f"{entry.name}: {_short(entry.before) or 'none'} -> {_short(entry.after) or 'none'}"
     return entry
 
 

@@ -32,7 +32,7 @@ def doctor() -> int:
         ]
     )
     targets = make_table("opset", "IR version", left="target")
-    targets.add_column("runs here")
+    targets.add_column("runs here", overflow="fold")
     for name, runs in found.targets.items():
         versions = (f"{first} to {last}" for first, last in (runs.opset, runs.ir_version))
         targets.add_row(name, *versions, f"no: needs {runs.lacks}" if runs.lacks else "yes")

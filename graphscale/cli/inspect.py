@@ -78,6 +78,8 @@ def inspect(
         writing.check_new_output(roles_out, marked=False)
     if html is not None:
         writing.check_new_output(html)
+        if roles_out is not None and roles_out.absolute() == html.absolute():
+            raise typer.BadParameter("--roles-out and --html name one file; name two")
     report = pipeline.inspect(model, **vars(hints))
     if roles_out is not None:
         with writing.write_file(roles_out) as path:

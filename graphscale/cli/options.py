@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -219,7 +220,7 @@ def parse_dims(options: list[str] | None) -> dict[str, int]:
     for given in options or []:
         name, separator, size = given.rpartition("=")
         if not (name and separator and size.isascii() and size.isdecimal() and 0 < int(size) < 2**31):
-            raise typer.BadParameter(f"--dim {given}: expected NAME=SIZE, the name of an axis and a whole number")
+            raise typer.BadParameter(f"--dim {given}: expected NAME=SIZE, an axis and a number from 1 to 2**31 - 1")
         sizes[name] = int(size)
     return sizes
 
@@ -262,7 +263,8 @@ def read_roles(path: Path | None) -> Answers | None:
     from graphscale.analysis.roles.answers import Answers
 
     with reporting(RolesError, f"--roles {path}: cannot read the file"):
-        return Answers.parse(read_file(path), f"--roles {path}")
+        answers = Answers.parse(read_file(path), f"--roles {path}")
+    return dataclasses.replace(answers, file=f"--roles {path}", filed=frozenset((*answers.outputs, *answers.kept)))
 
 
 def parse_loss_scale(

@@ -42,6 +42,9 @@ def protect(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def protected(*, force: bool = False, **given: Any) -> Any:
         limits = {name: value for name in _LIMITS if (value := given.pop(name, None)) is not None}
+        root = limits.get("external_data_root")
+        if root is not None and not root.is_dir():
+            raise typer.BadParameter(f"--external-data-root {root}: there is no such folder")
         amounts = [amount for amount in Amount if given.pop(amount.value[2:], False)]
         if len(amounts) > 1:
             raise typer.BadParameter(f"{amounts[0].value} and {amounts[1].value} exclude each other")

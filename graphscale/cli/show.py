@@ -180,8 +180,8 @@ def show_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> None:
 
 
 def shorten(lines: Sequence[str]) -> list[str]:
-    """Return the first of many lines, and the number of the others."""
-    if len(lines) <= _SHOWN or is_verbose():
+    """Return the first of many lines, and the number of the others; no line stands for a single one."""
+    if len(lines) <= _SHOWN + 1 or is_verbose():
         return [*lines]
     return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more (-v shows all)"]
 
@@ -217,7 +217,7 @@ def list_counts(counts: Mapping[str, int]) -> str:
 
 def _rows(report: Report) -> list[tuple[str, list[str]]]:
     places = [p.value if p.node is None else f"{p.value} at {p.node}:{p.input}" for p in report.places]
-    gradients = [f"{g.value} {g.dtype}{g.shape}" for g in report.gradients]
+    gradients = [f"{g.value} {g.type}" for g in report.gradients]
     state = [f"{s.input} -> {s.output or '(in place)'}" for s in report.state]
     rows = [
         ("loss", [f"{report.loss} ({report.loss_found})"]),
@@ -235,7 +235,7 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
         rows.append((f"accumulators ({len(report.accumulators)})", shorten(report.accumulators)))
     if report.policy is not None:
         config = ", ".join(f"{key}={value}" for key, value in report.policy["config"].items())
-        rows.append(("loss scale", [f"{report.policy['class_name']}({config})"]))
+        rows.append(("loss scale", [report.policy["class_name"], config]))
         rows.append(("target", [str(report.target)]))
         if report.autocast is not None:
             mixed = report.autocast

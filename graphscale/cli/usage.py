@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphscale.errors import suggest
+from graphscale.errors import GraphscaleError, suggest
 
-__all__ = ["explain_usage"]
+__all__ = ["explain_usage", "refuse_empty"]
 
 # Options of other tools, and those that stand for them here.
 _SYNONYMS = {
@@ -22,6 +22,18 @@ _SYNONYMS = {
     "--device": "--provider",
     "--ckpt": "--checkpoint-dir",
 }
+
+
+def refuse_empty(words: Sequence[str]) -> None:
+    """Refuse empty words, as of a shell's variable without a value: an empty path would be the current folder.
+
+    Raises:
+        GraphscaleError: a word is empty, or the value in `--option=`; a title may be.
+    """
+    for before, word in zip(("graphscale", *words), words, strict=False):
+        name = before if not word else word[:-1] if word.startswith("--") and word.endswith("=") else None
+        if name is not None and name != "--title":
+            raise GraphscaleError(f"the argument behind {name} is empty; give it a value, or leave it out")
 
 
 def explain_usage(error: Any, values: Mapping[str, str]) -> str:

@@ -134,7 +134,9 @@ def _show(report: VerifyReport, title: str, command: str | None) -> None:
     console.print(table)
     for note in report.notes:
         say(f"note: {note}")
-    runs = "" if report.subject else f" ({report.runs} runs of the scaled graph)"
+    runs = f" ({report.counted_runs} of the scaled graph)"
+    if report.subject or report.counted_runs in report.verdict:
+        runs = ""
     say((f"{report.verdict}{runs}", "bold"))
     if command is not None:
         say(f"the first counterexample again: {command}")

@@ -88,6 +88,8 @@ def explain_unreadable(path: str | os.PathLike[str], error: OSError) -> str:
     if not isinstance(error, FileNotFoundError):
         return reason
     wanted = Path(path)
+    if wanted.is_symlink():
+        return f"it is a link to {os.readlink(wanted)}, which does not exist"
     try:
         names = os.listdir(wanted.parent)
     except OSError:

@@ -78,8 +78,11 @@ class AddTelemetry(RewritePass):
         if telemetry is True:
             return cls()
         if telemetry not in FORMS:
-            forms = ", ".join(map(repr, FORMS))
-            raise InvalidLossScaleError(f"telemetry is a bool, one of {forms}, or an AddTelemetry; got {telemetry!r}")
+            forms = " or ".join(map(repr, FORMS))
+            raise InvalidLossScaleError(
+                f"telemetry: expected {forms}; for the counts alone --telemetry without a value (True in Python); "
+                f"got {telemetry!r}"
+            )
         return cls(**dict.fromkeys(telemetry.split(","), True))
 
     def to_stamp(self, rewrite: Rewrite, checked: list[str]) -> dict[str, Any]:

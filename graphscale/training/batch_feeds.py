@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,8 @@ def _from_number(option: str, text: str, spec: InputSpec) -> np.ndarray[Any, Any
             value: Any = _FLAGS[text.lower()]
         else:
             value = int(text) if spec.dtype.kind in "iu" else float(text)
+        if math.isnan(value):
+            raise TrainingError(f"--feed {option}: NaN would spread to the weights; give a number")
         return np.full([1] * len(spec.shape), value, dtype=spec.dtype)
     except (KeyError, ValueError, OverflowError) as error:
         raise TrainingError(f"--feed {option}: {text!r} is no {spec.dtype}") from error

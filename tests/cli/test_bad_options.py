@@ -42,7 +42,7 @@ OPTIONS = {
     "update-without-input": (["--update=loss"], ["--update loss", "OUT=IN"]),
     "update-without-output": (["--update==x"], ["--update =x", "OUT=IN"]),
     "update-twice": (["--update=a=x", "--update=a=t"], ["--update a=t", "'a' is named twice"]),
-    "telemetry-form": (["--telemetry=range"], ["telemetry is a bool, one of 'ranges'", "'range'"]),
+    "telemetry-form": (["--telemetry=range"], ["expected 'ranges' or 'activations'", "got 'range'"]),
     "telemetry-period": (["--telemetry", "ranges", "--telemetry-every=0"], ["every 1 to 2**24 steps", "every=0"]),
     "telemetry-period-alone": (["--telemetry", "--telemetry-every=5"], ["--telemetry-every goes with", "ranges"]),
     "telemetry-on-cuda": (["--telemetry=ranges", "--target=ort-cuda"], ["'ort-cuda' has no control flow", "ort-cpu"]),

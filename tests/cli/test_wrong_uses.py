@@ -1,4 +1,4 @@
-"""A hundred wrong uses: one line each, with what is wrong and what to do, exit code 2, and nothing written."""
+"""Wrong uses: one line each, with what is wrong and what to do, exit code 2, and nothing written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hundred wrong uses of the command line and of Python: what is called, and words of the message."""
+"""More than a hundred wrong uses of the command line and of Python: what is called, and words of the message."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "lower scaled -o o.onnx": ("scaled is a folder", "pass an ONNX file in it, such as scaled/eval_model.onnx"),
     "scale original.onn -o o.onnx": ("No such file", "did you mean original.onnx?"),
+    "scale gone.onnx -o o.onnx": ("it is a link to nowhere.onnx, which does not exist",),
     "train step.onnx --data dat.npz": ("No such file", "did you mean data.npz?"),
     "train step.onnx --data step.onnx --state state.npz": ("no .npz file", "an ONNX model", "numpy.savez(FILE, NAME="),
     "train step.onnx --data weights.pt --state state.npz": ("a file of PyTorch", "numpy.savez(FILE, NAME=array)"),
@@ -100,6 +101,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train step.onnx --data data.npz --state state.npz --provider cuda": ("did you mean CUDAExecutionProvider?",),
     "train step.onnx --data data.npz --state state.npz --feed nope=1": ("the step is fed x, t, not 'nope'",),
     "plot run.jsonl -o a.png --column nope": ("--column nope", "does not have it"),
+    "scale original.onnx -o o.onnx --loss h": ("h of unknown type", "name the mean or sum of it"),
+    "scale original.onnx -o o.onnx --roles lost.json": ("--roles lost.json: los", "did you mean 'loss'?"),
+    "scale original.onnx -o o.onnx --external-data-root nowhere": ("nowhere: there is no such folder",),
     # Values out of range.
     "scale original.onnx -o o.onnx --loss-scale 0.5": ("at least 1", "got 0.5"),
     "scale original.onnx -o o.onnx --multiplier 1": ("above 1, such as 2", "got 1.0"),
@@ -109,6 +113,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "split step.onnx -o a.onnx b.onnx --stages 99": ("99 stages do not fit", "2 gradients"),
     "split step.onnx -o a.onnx b.onnx --bucket-size big": ("like '25MiB'",),
     "verify original.onnx step.onnx --tolerance -1": ("at least 0", "-1"),
+    "verify original.onnx step.onnx --dim batch=0": ("an axis and a number from 1 to 2**31 - 1",),
+    "scale original.onnx -o o.onnx --telemetry ranges,": ("expected 'ranges' or", "got 'ranges,'"),
+    "train rated.onnx --data data.npz --state state.npz --feed rate=nan": ("NaN would spread to the weights",),
     "train step.onnx --data data.npz --state state.npz --epochs 0": ("expected 1 or more",),
     "train step.onnx --data data.npz --state state.npz --batch-size 3": ("a fixed batch of 8",),
     "split step.onnx -o a.onnx": ("-o needs a value: -o GRADS.onnx UPDATE.onnx",),
@@ -129,6 +136,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "demo --provider nope": ("'nope' is not in the installed onnxruntime", "CPUExecutionProvider"),
     "train step.onnx --data data.npz --state state.npz --checkpoint-dir kept": ("continue it with --resume",),
     # Command lines.
+    "scale '' -o o.onnx": ("the argument behind scale is empty", "give it a value"),
+    "scale original.onnx -o ''": ("the argument behind -o is empty", "give it a value"),
+    "scale original.onnx -o o.onnx --target=": ("the argument behind --target is empty", "leave it out"),
+    "diff original.onnx": ("B is missing: the model to compare with it",),
+    "inspect original.onnx --html same.html --roles-out same.html": ("name one file; name two",),
     "scale original.onnx": ("name the file to write with -o", "--dry-run"),
     "scale original.onnx o.onnx": ("too many arguments: o.onnx", "behind -o"),
     "scale original.onnx -o nowhere/o.onnx": ("does not exist; create it",),
@@ -191,10 +203,12 @@ def fill_folder(folder: Path) -> Files:
     fill(folder)
     (folder / "empty.onnx").touch()
     (folder / "saved").mkdir()
+    (folder / "gone.onnx").symlink_to("nowhere.onnx")
     for name, content in {
         "notes.txt": b"hello\nworld\n",
         "script.py": b"import torch\n",
         "model.json": b'{"a": 1}',
+        "lost.json": b'{"losses": ["los"]}',
         "page.onnx": b"<!DOCTYPE html><html>",
         "pointer.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 10\n",
         "packed.onnx": b"\x1f\x8b\x08\0" + bytes(30),

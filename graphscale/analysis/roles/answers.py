@@ -37,6 +37,8 @@ class Answers:
         kept: the outputs among the states that advance on skipped steps, too.
         forced: True if the answers hold even against the graph; those with a source never do.
         sources: for each output whose role the model states, the place of the statement.
+        file: the roles file as an option, such as "--roles roles.json", for messages; empty for none.
+        filed: the names in that file.
     """
 
     losses: tuple[str, ...] = ()
@@ -46,6 +48,8 @@ class Answers:
     kept: tuple[str, ...] = ()
     forced: bool = False
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    file: str = ""
+    filed: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str | bytes, where: str) -> Answers:
@@ -151,8 +155,9 @@ class Answers:
         return (*self.losses, *self.states, *self.gradients, *self.metrics)
 
     def label(self, name: str, option: str) -> str:
-        """Return the origin of an output's role for a message: the model's statement, or an option."""
-        return f"{self.sources.get(name, option)} {name}"
+        """Return the origin of an output's role for a message: the model's statement, the roles file, or an option."""
+        own = f"{self.file}:" if name in self.filed else option
+        return f"{self.sources.get(name, own)} {name}"
 
     def evidence(self, name: str | None) -> str:
         """Return the evidence for an output's named role."""

@@ -145,7 +145,7 @@ def _report_tables(scene: Scene, report: Report) -> Iterator[Table]:
     yield Table("Report", rows, is_open=True)
     missed = [(find.node(name),) for name in report.missed]
     yield Table("Not reached by the loss scale", missed, ("node",), is_open=True)
-    gradients = [(find.value(g.value), f"{g.dtype}{g.shape}") for g in report.gradients]
+    gradients = [(find.value(g.value), g.type) for g in report.gradients]
     yield Table("Gradients", gradients, ("value", "type"), is_open=len(gradients) <= 8)
     states = [(find.value(s.input), find.value(s.output) if s.output else "in place", s.how) for s in report.state]
     yield Table("Carried state", states, ("input", "next value", "how it was found"))

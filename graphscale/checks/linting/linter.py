@@ -21,7 +21,7 @@ from graphscale.checks.linting.lint_report import Finding, LintReport
 from graphscale.checks.linting.survival import is_empty
 from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
-from graphscale.errors import LintError
+from graphscale.errors import DOCS_URL, LintError
 from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.notes import find_wrong_notes, texts_of
 from graphscale.graph.stamp import read_stamp
@@ -101,7 +101,7 @@ def _matching(prefix: str) -> list[str]:
     if not found:
         near = difflib.get_close_matches(prefix.strip(), [*CODES, *names], n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise LintError(f"there is no lint code {prefix!r}{hint} (docs/lint/index.md lists them)")
+        raise LintError(f"there is no lint code {prefix!r}{hint} ({DOCS_URL}lint/ lists them)")
     return found
 
 

@@ -101,8 +101,10 @@ def verify(
     Raises:
         GraphscaleError: a file cannot be read, the graphs do not belong together, or a graph cannot be run.
     """
-    if runs < 0 or not np.isfinite(tolerance) or tolerance < 0:
-        raise VerifyError(f"runs and tolerance are at least 0; got {runs} and {tolerance:g}")
+    if runs < 0:
+        raise VerifyError(f"runs must be at least 0; got {runs}")
+    if not np.isfinite(tolerance) or tolerance < 0:
+        raise VerifyError(f"the tolerance must be a finite number of at least 0; got {tolerance:g}")
     if isinstance(feeds, str | os.PathLike):
         feeds = read_npz(feeds)
     given = {name: np.asarray(array) for name, array in (feeds or {}).items()}

@@ -197,7 +197,12 @@ class VerifyReport(Summary):
         for status in (HOLDS, UNPROVED, SKIPPED):
             if names := [check.name for check in self.checks if check.status == status]:
                 rows.append((status, f"{len(names)}: {few(names)}"))
-        return f"{self.verdict}, {self.runs} runs", rows
+        return f"{self.verdict}, {self.counted_runs}", rows
+
+    @property
+    def counted_runs(self) -> str:
+        """The number of runs as a text, such as "1 run"."""
+        return "1 run" if self.runs == 1 else f"{self.runs} runs"
 
     @property
     def ok(self) -> bool:
@@ -212,10 +217,11 @@ class VerifyReport(Summary):
             return f"{failed} check{'s' if failed > 1 else ''} failed" + (
                 f", {unproved} not proved" if unproved else ""
             )
-        agree = f"numbers agree on {self.runs} runs" if self.runs else "no numbers were compared"
+        agree = f"numbers agree on {self.counted_runs}" if self.runs else "no numbers were compared"
         if not self.ok:
             return f"not proved; {agree}"
-        if any(check.name == TRANSLATION and check.status == SKIPPED for check in self.checks):
+        left_out = any(check.name == TRANSLATION and check.status == SKIPPED for check in self.checks)
+        if left_out or not any(check.proof for check in self.checks):
             return f"{agree}; nothing is proved"
         return f"verified ({self.subject})" if self.subject else "verified"
 
