@@ -78,8 +78,7 @@ def inspect(
         writing.check_new_output(roles_out, marked=False)
     if html is not None:
         writing.check_new_output(html)
-        if roles_out is not None and roles_out.absolute() == html.absolute():
-            raise typer.BadParameter("--roles-out and --html name one file; name two")
+    options.refuse_one_file({"--roles-out": roles_out, "--html": html})
     report = pipeline.inspect(model, **vars(hints))
     if roles_out is not None:
         with writing.write_file(roles_out) as path:

@@ -63,6 +63,7 @@ __all__ = [
     "parse_loss_scale",
     "parse_updates",
     "read_roles",
+    "refuse_one_file",
     "refuse_with_folder",
 ]
 
@@ -155,6 +156,18 @@ def check_whole(whole: bool, html: Path | None) -> None:
     """Refuse --whole without --html."""
     if whole and html is None:
         raise typer.BadParameter("--whole goes with --html")
+
+
+def refuse_one_file(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse two outputs, by the names of their options, at one path.
+
+    Raises:
+        BadParameter: two options name one file.
+    """
+    named: dict[Path, str] = {}
+    for name, path in outputs.items():
+        if path is not None and (other := named.setdefault(path.resolve(), name)) != name:
+            raise typer.BadParameter(f"{other} and {name} both write {path}; name two files")
 
 
 def is_folder(

@@ -41,7 +41,8 @@ def plot(
     draw(records, output, title=title, curves=[_curve(name) for name in column or []])
     skipped = sum(not record.applied for record in records)
     print_json(lambda: {"steps": len(records), "skipped": skipped, "output": str(output)})
-    say(f"{len(records)} steps, {skipped} of them skipped -> {output}")
+    steps = "1 step" if len(records) == 1 else f"{len(records)} steps"
+    say(f"{steps}, {skipped} of them skipped -> {output}")
 
 
 def _curve(name: str) -> Curve:

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import inspect
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.console import Console
 
 from graphscale.cli import display
-from graphscale.cli.options import BUCKET_SIZE, Provider, argument, option
+from graphscale.cli.options import BUCKET_SIZE, Provider, argument, option, refuse_one_file
 from graphscale.cli.progress import Tally, show_table
 from graphscale.cli.show import is_verbose, make_console, make_text, print_json
 from graphscale.errors import TrainingError
@@ -30,6 +31,7 @@ _files = functools.partial(option, rich_help_panel="Output")
 _replicas = functools.partial(option, rich_help_panel="Replicas, started by mpiexec -n N graphscale train")
 _LABELS = {"logdir": "TensorBoard", "output": "trained step"}
 _SCHEDULING = ("schedule", "warmup", "final_learning_rate", "decay_steps", "decay_rate", "power")
+_REPLICATING = ("bucket_size", "stages", "sharded", "timeout")
 
 
 def train(
@@ -108,6 +110,7 @@ def train(
     given = locals()
     from graphscale.replicas.collectives import launched_size
 
+    refuse_one_file({"--metrics": metrics, "-o": output})
     rate = None
     if learning_rate is not None:
         rate = LearningRate(learning_rate, schedule, warmup, final_learning_rate, decay_steps, decay_rate, power)
@@ -120,6 +123,7 @@ def train(
     same |= {"shuffle": not no_shuffle, "learning_rate": rate, "rate_input": learning_rate_input}
     options = Options(**{**same, "feeds": feed or (), "providers": provider or ()})
     if replicas is None and launched_size() == 1:
+        _refuse_alone(given)
         _run(options, Run(options), make_console())
         return
     from graphscale.replicas.replica_world import ReplicaWorld
@@ -130,6 +134,17 @@ def train(
     with world.ending_together():
         options = dataclasses.replace(options, world=world)
         _run(options, Run(options), make_console(quiet=not world.is_first))
+
+
+def _refuse_alone(given: Mapping[str, Any]) -> None:
+    """Refuse options of replicas without a launcher of MPI; `mpiexec -n 1` may have them."""
+    from graphscale.replicas.collectives import has_launcher
+
+    parameters = inspect.signature(train).parameters
+    for name in _REPLICATING if not has_launcher() else ():
+        if given[name] != parameters[name].default:
+            option = name.replace("_", "-")
+            raise TrainingError(f"--{option} goes with replicas: mpiexec -n N graphscale train STEP --{option} ...")
 
 
 def _run(options: Options, run: Run, console: Console) -> None:

@@ -74,6 +74,11 @@ def describe_folder(path: str | os.PathLike[str]) -> str:
     folder = Path(path)
     if (folder / "saved_model.pb").is_file():
         return f"a SavedModel of TensorFlow; {_KERAS.remedy}"
+    if (folder / "training_model.onnx").is_file():
+        return (
+            f"a folder of artifacts; pass a model in it, such as {folder / 'training_model.onnx'}, or make one step of "
+            "it before it is scaled: graphscale fuse FOLDER -o OUT"
+        )
     models = sorted(file.name for file in folder.glob("*.onnx"))
     if not models:
         return "a folder without ONNX files; pass an ONNX file"

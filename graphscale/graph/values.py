@@ -90,7 +90,7 @@ def node_name(node: ir.Node) -> str:
 
 def value_label(value: ir.Value) -> str:
     """Return a value's name, dtype and shape for messages, as in `fc1.weight FLOAT[10,64]`."""
-    if value.dtype is value.shape is None:
+    if value.dtype is None and value.shape is None:
         return f"{value.name} of unknown type"
     shape = "[?]" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
     return f"{value.name} {value.dtype.name if value.dtype else '?'}{shape}"

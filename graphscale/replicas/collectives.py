@@ -23,7 +23,17 @@ from graphscale.process.streams import tell
 from graphscale.replicas.notices import Notices
 from graphscale.replicas.witness import Witness, dismiss_all
 
-__all__ = ["HEARD", "Replicas", "Traffic", "Wait", "available_cores", "describe_error", "import_mpi", "launched_size"]
+__all__ = [
+    "HEARD",
+    "Replicas",
+    "Traffic",
+    "Wait",
+    "available_cores",
+    "describe_error",
+    "has_launcher",
+    "import_mpi",
+    "launched_size",
+]
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
@@ -45,6 +55,11 @@ def launched_size() -> int:
     """Return the number of processes that a launcher of MPI has started with this one; 1 without a launcher."""
     sizes = [os.environ[name] for name in SIZE_VARIABLES if name in os.environ]
     return max((int(size) for size in sizes if size.isdecimal()), default=1)
+
+
+def has_launcher() -> bool:
+    """Return whether a launcher of MPI has started this process."""
+    return any(name in os.environ for name in SIZE_VARIABLES)
 
 
 def import_mpi() -> Any:
