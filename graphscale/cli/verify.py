@@ -105,7 +105,18 @@ def verify(
             case = save_counterexample or folder / f"{scaled.name}.counterexample.npz"
             writing.check_new_output(case)
             save_case(report.counterexample, case)
-        command = join_command(["graphscale", "verify", str(original), str(scaled), "--replay", str(case)])
+        hints = {
+            "--loss": [loss],
+            "--seed-edge": [seed_edge],
+            "--gradient": gradient,
+            "--update": update,
+            "--roles": [roles],
+            "--keep": keep,
+            "--provider": provider,
+        }
+        words = [word for name, values in hints.items() for each in values or [] if each for word in (name, str(each))]
+        words += ["--force-roles"] if force_roles else []
+        command = join_command(["graphscale", "verify", str(original), str(scaled), *words, "--replay", str(case)])
     title = f"{scaled} against {original}" if half is None else f"{scaled} and {half} against {original}"
     print_json(lambda: {**report.to_dict(), "replay": command})
     _show(report, title, command)

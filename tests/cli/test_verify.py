@@ -11,7 +11,9 @@ import onnx
 import pytest
 
 import graphscale as gs
+from fuzz.hostile.bench import fill
 from tests.checks.verification.test_counterexamples import damaged
+from tests.cli.bad_graphs import squared_moment_without_decay
 from tests.cli.command import contents, graphscale, refuse, succeed
 from tests.conftest import MODELS, load_example
 
@@ -73,7 +75,30 @@ def test_a_counterexample_is_written_and_its_command_runs_it_again(folder: Path,
     table = again.stdout.splitlines()
     assert any("expected" in line and "got" in line for line in table)
     assert any("fc" in line and "as before the step" in line for line in table)
-    succeed(None, "verify", ORIGINAL, folder / "sound.onnx", "--replay", written)
+    shown = succeed(None, "verify", ORIGINAL, folder / "sound.onnx", "--replay", written)
+    assert shown.splitlines()[-1] == "numbers agree on 1 run; nothing is proved"
+
+
+def test_the_command_repeats_the_hints(tmp_path: Path) -> None:
+    original = squared_moment_without_decay()
+    onnx.save(original, tmp_path / "original.onnx")
+    model = gs.scale(original, updates={"squared": "v"}).model
+    assert isinstance(model, onnx.ModelProto)
+    guard = next(node for node in model.graph.node if node.op_type == "Where")
+    guard.input[1], guard.input[2] = guard.input[2], guard.input[1]
+    onnx.save(model, tmp_path / "scaled.onnx")
+    words = ("verify", "original.onnx", "scaled.onnx", "--update", "squared=v")
+    command = graphscale(*words, "--runs=1", folder=tmp_path).stdout.splitlines()[-1].partition(": ")[2]
+    assert command == shlex.join(["graphscale", *words, "--replay", "scaled.onnx.counterexample.npz"])
+    assert graphscale(*shlex.split(command)[1:], folder=tmp_path).returncode == 1
+
+
+def test_an_input_that_the_original_lacks(tmp_path: Path) -> None:
+    fill(tmp_path)
+    done = graphscale("verify", "original.onnx", "rated.onnx", folder=tmp_path)
+    assert done.returncode == 1
+    assert "the scaled graph needs the input 'rate', which the original does not have" in " ".join(done.stdout.split())
+    assert "--replay" not in done.stdout
 
 
 def test_a_failed_proof_has_no_counterexample(folder: Path) -> None:

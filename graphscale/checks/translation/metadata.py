@@ -40,7 +40,7 @@ def metadata_differences(
     yield from _name_differences(found, stamp, wanted, expected, same)
     yield from _differences("graphscale.report", _facts(stamp), _facts(wanted))
     roles = [{(e["name"], e["kind"]): (e["role"], e["pair"]) for e in _entries(each)} for each in (stamp, wanted)]
-    yield from _differences("the roles in graphscale.report", *roles)
+    yield from _differences("the list of roles in graphscale.report", *roles)
     if len(roles[0]) < len(_entries(stamp)):
         yield "the roles in graphscale.report name an input or output twice"
     read = {ORIGINAL_KEY, *(f"graphscale.{field}" for field in vars(stamp))}

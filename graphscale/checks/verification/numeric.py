@@ -82,6 +82,9 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | 
         VerifyError: a graph cannot be run, or the original computes no finite values on random feeds.
     """
     found.notes += feeder.notes
+    lacking = bench.scaled.required - bench.original.inputs - bench.pair.states.keys() - bench.oracle.starts()[0].keys()
+    if lacking:
+        raise VerifyError(f"the scaled graph needs the input {min(lacking)!r}, which the original does not have")
     if bench.replaced:
         note = "IsAllFinite, which has no kernel for the CPU, was replaced by standard operators to run it"
         found.notes.append(note)
