@@ -62,9 +62,9 @@ class Display:
             self._thread.join()
             self._end = None
 
-    def _describe(self) -> str:
+    def _describe(self, left: str = "") -> str:
         parts = f", {self._done} of {self._total}" if self._total else ""
-        return f"{self._clock() - self._begin:.0f} s{parts}: {self._stage}"
+        return f"{self._clock() - self._begin:.0f} s{parts}{left}: {self._stage}"
 
     def _show_lines(self, end: threading.Event) -> None:
         while not self._wait(end, _INTERVAL):
@@ -86,7 +86,7 @@ class Display:
                     progress.reset(bar, total=self._total or None)
                 left = task.time_remaining or 0
                 more = f", {datetime.timedelta(seconds=int(left))} left" if left >= _INTERVAL else ""
-                progress.update(bar, description=self._describe() + more, completed=self._done)
+                progress.update(bar, description=self._describe(more), completed=self._done)
                 progress.refresh()
                 if self._wait(end, _REFRESH):
                     return

@@ -16,6 +16,9 @@ from graphscale.training.record import StepRecord
 __all__ = ["Tally", "show_table"]
 
 
+_ALL_SKIPPED = ", so that no step was applied: look for NaN and Inf in the data and the weights"
+
+
 class Tally:
     """The first and the last record of a run, its counts, and the seconds from the first request to the last record."""
 
@@ -72,7 +75,7 @@ class Tally:
             ("steps", f"{self.steps} in {self.seconds:.1f} s ({self.rate:.0f} steps/s)"),
             ("training loss", f"{first.loss:.4g} -> {last.loss:.4g}"),
             ("loss scale", ", ".join([scale, *changes])),
-            ("steps skipped", str(self.skipped)),
+            ("steps skipped", f"{self.skipped}{_ALL_SKIPPED if self.skipped == self.steps else ''}"),
         ]
 
 

@@ -6,6 +6,7 @@ An untrusted model may name any file of the machine, and graphscale copies exter
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -102,7 +103,8 @@ def _confine(tensor: ir.ExternalTensor, folder: Path, name: str) -> ir.ExternalT
         strays = root is None and (os.path.isabs(location) or ".." in Path(location).parts)
         if strays or leaves_folder(path, folder):
             raise ModelFileError(
-                f"{what}, outside of the model's folder; if you trust it: --external-data-root {path.resolve().parent}"
+                f"{what}, outside of the model's folder; if you trust it: --external-data-root "
+                f"{shlex.quote(os.fspath(path.resolve().parent))}"
             )
         found = path.stat()
     except (OSError, ValueError, RuntimeError) as error:  # a NUL byte, a circle of links

@@ -70,7 +70,7 @@ def test_a_scaled_model_says_what_was_done(tmp_path: Path) -> None:
     before = contents(tmp_path)
     assert json.loads(succeed(None, "inspect", scaled, "--json")) == json.loads(json.dumps(report.to_dict()))
     table = rows(succeed(None, "inspect", scaled))
-    assert table["loss scale"] == ["FixedLossScale(loss_scale_value=256.0)"]
+    assert table["loss scale"] == ["FixedLossScale", "loss_scale_value=256.0"]
     assert table["nodes"] == [f"{report.nodes_before} before, {report.nodes_after} after"]
     assert contents(tmp_path) == before
 

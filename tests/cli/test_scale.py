@@ -65,7 +65,8 @@ def test_the_table(tmp_path: Path) -> None:
     assert {match[1] for match in state if match} == {*CARRIED, *(n for n in names if re.search("fc|momentum", n))}
     assert {match[2] for match in state if match} == {o.name for o in written.graph.output} - {"loss", "all_finite"}
     assert table["loss scale"] == [
-        "DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0)"
+        "DynamicLossScale",
+        "initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0",
     ]
     assert table["target"] == ["onnx"]
     assert table["nodes"] == [f"{len(original.graph.node)} before, {len(written.graph.node)} after"]

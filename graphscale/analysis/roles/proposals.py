@@ -43,7 +43,8 @@ def propose(step: Interface) -> None:
         elif value is not None:
             before = doubted.get(output)
             is_same = before is not None and before.pair is value
-            evidence = before.evidence if before and is_same else f"it has the type of {len(values)} open inputs"
+            count = "an open input" if len(values) == 1 else f"{len(values)} open inputs"
+            evidence = before.evidence if before and is_same else f"it has the type of {count}"
             step.pair(output, value, evidence, certain=False)
         elif values:
             likely = next((each for each in values if each not in step.inputs), values[0])
