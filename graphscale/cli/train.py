@@ -111,6 +111,8 @@ def train(
     from graphscale.replicas.collectives import launched_size
 
     refuse_one_file({"--metrics": metrics, "-o": output})
+    if checkpoint_dir is None and keep != Options.keep:
+        raise TrainingError("--keep-checkpoints goes with --checkpoint-dir")
     rate = None
     if learning_rate is not None:
         rate = LearningRate(learning_rate, schedule, warmup, final_learning_rate, decay_steps, decay_rate, power)

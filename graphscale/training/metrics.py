@@ -76,7 +76,7 @@ class MetricsFile:
                 self._file.truncate(resume_at)
                 self._file.seek(resume_at)
         except (OSError, ValueError, StopIteration) as error:
-            raise OutputError(f"cannot write {path}: {error}") from error
+            raise OutputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
 
     def write(self, record: StepRecord) -> None:
         """Append the row of a step, and pass it to the operating system.

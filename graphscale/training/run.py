@@ -299,10 +299,9 @@ def _check_options(options: Options) -> None:
         value = getattr(options, option)
         if value is not None and value < 1:
             raise TrainingError(f"--{option.replace('_', '-')} {value}: expected 1 or more")
-    kept = {"--resume": options.resume, "--checkpoint-every": options.checkpoint_every}
-    given = [*filter(kept.get, kept), *(["--keep-checkpoints"] if options.keep != Options.keep else [])]
-    if options.checkpoint_dir is None and given:
-        raise TrainingError(f"{given[0]} goes with --checkpoint-dir")
+    if options.checkpoint_dir is None and (options.resume or options.checkpoint_every):
+        option = "--resume" if options.resume else "--checkpoint-every"
+        raise TrainingError(f"{option} goes with --checkpoint-dir")
     if options.output is not None:
         writing.check_new_output(options.output)
     if options.metrics is not None:
