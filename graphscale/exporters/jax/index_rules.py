@@ -61,9 +61,7 @@ class _Rows:
             if mode == GatherScatterMode.FILL_OR_DROP:
                 fits = lax.bitwise_and(lax.ge(start, jnp.zeros_like(start)), lax.le(start, last))
                 self.inside = fits if self.inside is None else lax.bitwise_and(self.inside, fits)
-            if mode != GatherScatterMode.PROMISE_IN_BOUNDS:
-                start = lax.min(lax.max(start, jnp.zeros_like(start)), last)
-            starts[axis] = start
+            starts[axis] = lax.min(lax.max(start, jnp.zeros_like(start)), last)
         for axis, at in batch:
             starts[axis] = lax.broadcasted_iota(np.int32, self.batch_shape, at)
         self.indexed = [axis for axis in range(len(shape)) if axis in hidden or not _equal(sizes[axis], shape[axis])]
@@ -126,6 +124,7 @@ def _gather(
     hidden = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     batch = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
     index_map = numbers.start_index_map
+    # XLA moves an index outside into the operand, whatever was promised.
     rows = _Rows(operand.shape, indices, index_map, batch, hidden, slice_sizes, mode)
     found = take_rows(rows.to_rows(operand), rows.row)
     if rows.inside is not None:
@@ -176,6 +175,8 @@ def _scatter(name: str, reduction: str) -> None:
         sizes = [1 if axis in hidden else next(windows) for axis in range(operand.ndim)]
         batch = list(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
         index_map = numbers.scatter_dims_to_operand_dims
+        # XLA drops an update outside of the operand, whatever was promised.
+        mode = GatherScatterMode.FILL_OR_DROP if mode == GatherScatterMode.PROMISE_IN_BOUNDS else mode
         rows = _Rows(operand.shape, indices, index_map, batch, hidden, sizes, mode)
         return _put(rows, operand, updates, numbers.update_window_dims, reduction)
 

@@ -16,29 +16,35 @@ from graphscale.operators import Trait, has_trait
 
 __all__ = ["bound_indices"]
 
+_MOST = np.iinfo(np.int32).max
+
 
 def bound_indices(model: ir.Model) -> None:
     """Bound indices that are casts of computed numbers: ONNX Runtime refuses a step whose index is a cast of NaN.
 
-    Indices in range stay unchanged. Casts of fed numbers get no bounds: an index of the batch that is out of range
-    is a wrong batch, not a step to skip.
+    Indices in range stay unchanged. An index of the batch that is out of range is a wrong batch, not a step to skip.
+    Where it is negative, ONNX counts it from the end, and TensorFlow refuses it: it becomes too large.
 
-    Before: `y = ScatterElements(x, Cast(bucket), updates)`
-    After:  `y = ScatterElements(x, Max(Min(Cast(bucket), size - 1), -size), updates)`
+    Before: `y = ScatterElements(x, Cast(bucket), updates)`, `z = Gather(table, word)`
+    After:  `y = ScatterElements(x, Max(Min(Cast(bucket), size - 1), -size), updates)`,
+            `z = Gather(table, Where(Less(word, 0), 2147483647, word))`
 
     Raises:
-        ExportError: the number of axes that such an index goes into is not known.
+        ExportError: the number of axes that such an index goes into is not known, or the dtype of an index of the batch.
     """
     nodes = [node for node in model.graph if has_trait(node, Trait.INDEXES_AXIS | Trait.INDEXES_AXES)]
-    nodes = [node for node in nodes if not is_source(_origin(inputs_of(node)[1]))]
+    nodes = [node for node in nodes if not inputs_of(node)[1].is_initializer()]
     if not nodes:
         return
     complete_types(model, [value for node in model.graph for value in node.outputs])
     editor = Editor(model.graph)
     for node in nodes:
-        if any(_is_cast(value) for value in ancestors(inputs_of(node)[1:2], operands=_integers)):
-            build = editor.builder("index-bounds", f"{node.name}/bounds", at=("before", node), is_marked=False)
+        build = editor.builder("index-bounds", f"{node.name}/bounds", at=("before", node), is_marked=False)
+        integers = ancestors(inputs_of(node)[1:2], operands=_integers)
+        if any(_is_cast(value, is_fed=False) for value in integers):
             node.replace_input_with(1, _bound(node, build))
+        elif any(value.is_graph_input() or _is_cast(value, is_fed=True) for value in integers):
+            node.replace_input_with(1, _refuse_negative(node, build))
 
 
 def _origin(value: ir.Value) -> ir.Value:
@@ -46,13 +52,13 @@ def _origin(value: ir.Value) -> ir.Value:
     return source_by_trait(value, Trait.VIEW | Trait.PERMUTE | Trait.REPEAT)
 
 
-def _is_cast(value: ir.Value) -> bool:
-    """Return whether a value is a cast of computed floating-point numbers."""
+def _is_cast(value: ir.Value, is_fed: bool) -> bool:
+    """Return whether a value is a cast of floating-point numbers, fed or computed."""
     node = value.producer()
     if node is None or node.op_type != "Cast" or is_float(value):
         return False
     number = inputs_of(node)[0]
-    return is_float(number) and not is_source(_origin(number))
+    return is_float(number) and is_source(_origin(number)) == is_fed
 
 
 def _integers(node: ir.Node) -> Iterable[ir.Value]:
@@ -79,3 +85,13 @@ def _bound(node: ir.Node, build: Builder) -> ir.Value:
         least = build.op("Neg", [size], like=size)
         most = build.op("Sub", [size, build.number(1, index.dtype)], like=size)
     return build.op("Max", [build.op("Min", [index, most], like=index), least], like=index)
+
+
+def _refuse_negative(node: ir.Node, build: Builder) -> ir.Value:
+    """Add a choice that makes negative indices too large for any axis."""
+    index = inputs_of(node)[1]
+    if index.dtype is None:
+        raise ExportError(f"node {node.name}, {node.op_type} by indices of the batch, has an index of unknown dtype")
+    none, most = (build.editor.shared_array("index-bounds", np.array(each, index.dtype.numpy())) for each in (0, _MOST))
+    is_negative = build.op("Less", [index, none], like=index, dtype=ir.DataType.BOOL)
+    return build.op("Where", [is_negative, most, index], like=index)

@@ -106,7 +106,7 @@ def concat_offset(write: NodeWriter, node: Any) -> tuple[str, ...]:
 
 @lower("UnsortedSegmentSum")
 def segment_sum(write: NodeWriter, node: Any) -> str:
-    """Add rows where their index says: the gradient of an embedding."""
+    """Add rows where their index says, and drop those of a negative index: the gradient of an embedding."""
     data, index = node.input[:2]
     (count,) = static_numbers(write, node, 2)
     rank = len(write.ctx.get_shape(index))
@@ -114,11 +114,31 @@ def segment_sum(write: NodeWriter, node: Any) -> str:
     behind = write.op("Slice", write.op("Shape", data), write.integers([rank]), write.integers([_LAST]))
     rows = write.op("Reshape", data, write.op("Concat", write.op("Shape", places), write.integers([-1]), axis=0))
     size = write.op("Shape", rows)
-    wide = write.op("Expand", write.op("Unsqueeze", places, write.integers([1])), size)
+    places = write.op("Unsqueeze", places, write.integers([1]))
+    # ScatterElements of ONNX counts negative indices from the end.
+    none = write.constant(0, np.int64)
+    rows = write.op("Where", write.op("Less", places, none), write.constant(0), rows)
+    wide = write.op("Expand", write.op("Max", places, none), size)
     width = write.op("Slice", size, write.integers([1]), write.integers([2]))
     zeros = write.op("Expand", write.constant(0), write.op("Concat", write.integers([count]), width, axis=0))
     summed = write.scatter_sums(zeros, wide, rows)
     return write.op("Reshape", summed, write.op("Concat", write.integers([count]), behind, axis=0))
+
+
+@lower("OneHot")
+def one_hot(write: NodeWriter, node: Any) -> str:
+    """Return one number at each index and another elsewhere, which stands alone for an index out of range."""
+    index, count, on, off = node.input
+    if node.inputs[1].is_const():
+        (count,) = static_numbers(write, node, 1)
+    if write.ctx.get_dtype(index) not in (TensorProto.INT32, TensorProto.INT64):
+        index = write.op("Cast", index, to=TensorProto.INT64)
+    is_there = write.equals_position(index, count, node.get_attr_value("axis", -1))
+    if write.ctx.get_dtype(on) != TensorProto.BOOL:
+        return write.op("Where", is_there, on, off)
+    # ONNX Runtime has no Where of bool.
+    numbers = (write.op("Cast", value, to=TensorProto.INT32) for value in (on, off))
+    return write.op("Cast", write.op("Where", is_there, *numbers), to=TensorProto.BOOL)
 
 
 @lower("ShapeN")

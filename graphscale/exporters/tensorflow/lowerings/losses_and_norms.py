@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tf2onnx import utils
+
 from graphscale.exporters.tensorflow.lowerings.lowering_writer import NodeWriter, lower
 
 # All axes of images but the last.
@@ -59,9 +61,16 @@ def batch_norm_gradient(write: NodeWriter, node: Any) -> tuple[str, str, str]:
 
 @lower("SparseSoftmaxCrossEntropyWithLogits")
 def sparse_cross_entropy(write: NodeWriter, node: Any) -> tuple[str, str]:
-    """Return the loss of each row, and softmax - one-hot, which TensorFlow computes beside it."""
+    """Return the loss of each row, and softmax - one-hot, which TensorFlow computes beside it.
+
+    A row whose label is no class gives NaN, as in TensorFlow on a GPU; on a CPU, TensorFlow refuses it.
+    """
     logits, label = node.input
-    return _cross_entropy_of(write, logits, write.one_hot(label, write.shape(logits)[-1]))
+    (count,) = write.known(write.shape(logits)[-1:], "classes")
+    places = write.op("Cast", write.equals_position(label, count), to=utils.map_numpy_to_onnx_dtype(write.dtype))
+    # Zeros alone, and 0 / 0 is NaN, where the label is no class.
+    ones = write.op("ReduceSum", places, write.integers([-1]), keepdims=1)
+    return _cross_entropy_of(write, logits, write.op("Div", places, ones))
 
 
 @lower("SoftmaxCrossEntropyWithLogits")

@@ -91,11 +91,18 @@ class NodeWriter:
         summed = self.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
         return self.op("Cast", summed, to=TensorProto.FLOAT16) if half else summed
 
-    def one_hot(self, index: str, count: int) -> str:
-        """Return indices as ones among zeros."""
-        # ONNX Runtime has no OneHot of int32.
-        wide = self.op("Cast", index, to=TensorProto.INT64)
-        return self.op("OneHot", wide, self.constant(count, np.int64), self.constant([0, 1]))
+    def equals_position(self, index: str, count: int | str, axis: int = -1) -> str:
+        """Compare int32 or int64 indices with 0 to count - 1 along a new axis; one out of range equals no position."""
+        # OneHot of ONNX counts negative indices from the end.
+        dtype, rank = utils.map_onnx_to_numpy_type(self.ctx.get_dtype(index)), len(self.ctx.get_shape(index)) + 1
+        behind = [1] * (rank - 1 - axis % rank)
+        if isinstance(count, int):
+            positions = self.constant(np.arange(count).reshape(-1, *behind), dtype)
+        else:
+            end = self.op("Cast", count, to=utils.map_numpy_to_onnx_dtype(dtype))
+            positions = self.op("Range", self.constant(0, dtype), end, self.constant(1, dtype))
+            positions = self.reshape(positions, [-1, *behind])
+        return self.op("Equal", self.op("Unsqueeze", index, self.integers([axis])), positions)
 
     def channels_first(self, value: str) -> str:
         """Move the last axis behind the first one."""
