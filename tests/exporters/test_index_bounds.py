@@ -1,4 +1,4 @@
-"""Bounds of computed indices: no float makes ONNX Runtime refuse a step, and indices in range stay unchanged."""
+"""Bounds of indices: no float makes ONNX Runtime refuse a step, a negative index of the batch does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step(read: str, kind: str = "int64", rows: str = "N", place: str = "Neg (p)"
     text = f"""
         <ir_version: 9, opset_import: ["" : 18]>
         step (float[3] p, float[{rows}, 4] table) => (y)
-        <int64[2] column = {{3, 1}}, float[3, 1] ones = {{1, 1, 1}}>
+        <int64[2] column = {{3, 1}}, int64[1] flat = {{-1}}, float[3, 1] ones = {{1, 1, 1}}>
         {{
             place = {place}
             index = Cast <to = {7 if kind == "int64" else 6}> (place)
@@ -64,12 +64,24 @@ def test_computed_indices_are_in_range_for_all_numbers(name: str, kind: str, row
             run(plain, places)
 
 
-def test_fed_indices_have_no_bounds() -> None:
-    for place in ("Identity (p)", "Reshape (p, column)"):
-        model = step("y = Gather (table, index)", place=place)
+@pytest.mark.parametrize("place", ["Identity (p)", "Reshape (p, flat)"])
+@pytest.mark.parametrize(("name", "kind"), READS_BY_KIND)
+def test_fed_indices_are_refused_where_they_are_negative(name: str, kind: str, place: str) -> None:
+    plain, bounded = step(READS[name], kind, place=place), step(READS[name], kind, place=place)
+    bound_indices(bounded)
+    np.testing.assert_array_equal(run(bounded, -PLACES), run(plain, -PLACES))
+    assert np.isfinite(run(plain, np.array([0, 1, 0], np.float32))).all(), "ONNX counts from the end"
+    for wrong in (-1, -3, -9, 7):
+        with pytest.raises(Exception, match=r"(?i)out of|invalid ind"):
+            run(bounded, -np.array([0, wrong, 1], np.float32))
+
+
+def test_constant_indices_and_those_of_shapes_stay() -> None:
+    for read in ("y = Gather (table, flat)", "s = Shape (table)\n y = Gather (table, s)"):
+        model = step(read)
         count = len(model.graph)
         bound_indices(model)
-        assert len(model.graph) == count, place
+        assert len(model.graph) == count, read
 
 
 def test_an_index_into_axes_that_are_not_known_is_refused() -> None:

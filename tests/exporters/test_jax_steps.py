@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -283,6 +284,27 @@ def test_a_batch_of_a_fixed_length_is_noted_or_refused(tmp_path: Path) -> None:
     assert "; pass" not in note
     with pytest.raises(ExportError, match="pass dynamic_batch=False"):
         export_step(step, W, BATCH["x"], tmp_path / "other.onnx", dynamic_batch=True)
+
+
+def test_indices_out_of_range_do_what_they_do_in_jax(tmp_path: Path) -> None:
+    def loss_of(params: Any, batch: Any) -> Any:
+        taken = jnp.take(params["table"], batch["take"], axis=0)
+        return cross_entropy((params["table"][batch["word"]] + taken) @ params["head"], batch["label"])
+
+    params = {"table": real(11, 4), "head": real(4, 5)}
+    batch = {name: np.arange(5, dtype=np.int32) for name in ("word", "take", "label")}
+    step, _ = sgd(loss_of, params)
+    export_step(step, params, batch, tmp_path / "step.onnx", dynamic_batch=False)
+    scaled = gs.scale(tmp_path / "step.onnx", loss_scale=1)
+    for name, number in itertools.product(batch, (-1, -12, 11, 100)):
+        changed = batch | {name: batch[name].copy()}
+        changed[name][0] = number
+        following, loss = jax.jit(step)(params, changed)
+        with gs.Session(scaled) as session:
+            np.testing.assert_allclose(session.step(changed)["loss"], loss, 1e-5, err_msg=f"{name} {number}")
+            found = session.state_dict()
+        for key, value in following.items():
+            np.testing.assert_allclose(found[key], value, 1e-5, 1e-6, err_msg=f"{name} {number}")
 
 
 def test_a_wrong_file_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

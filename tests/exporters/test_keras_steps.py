@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from graphscale.errors import ExportError
+from graphscale.errors import ExportError, SessionError
 from tests.conftest import ROOT, Arrays
 
 pytestmark = pytest.mark.tensorflow
@@ -290,6 +290,41 @@ def test_a_batch_with_nan_is_skipped_where_a_metric_makes_indices_of_numbers(ker
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert changed <= {"current_loss_scale", "good_steps"}
     assert session.step({"x": x, "y": y}).applied
+
+
+def test_labels_and_words_out_of_range_do_not_train(keras: Any, tmp_path: Path) -> None:
+    """Keras on a CPU refuses the batch; the step is skipped for a label, as the NaN of a GPU says, or cannot run."""
+    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(11, 4), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(5)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    x, y = labels(11, 3), labels()
+    gs.exporters.tensorflow.export_step(model, (x, y), path=tmp_path / "step.onnx")
+    session = gs.Session(gs.scale(tmp_path / "step.onnx"))
+    first = session.state_dict()
+
+    def with_first(array: np.ndarray, number: int) -> np.ndarray:
+        changed = array.copy()
+        changed.flat[0] = number
+        return changed
+
+    refused = pytest.importorskip("tensorflow").errors.InvalidArgumentError
+    for label in (-2, 5, 100):
+        with pytest.raises(refused):
+            model.train_on_batch(x, with_first(y, label))
+        outputs = session.step({"x": x, "y": with_first(y, label)})
+        assert np.isnan(outputs["loss"]) and not outputs.applied
+    for word in (-12, 11):
+        with pytest.raises(refused):
+            model.train_on_batch(with_first(x, word), y)
+        with pytest.raises(SessionError, match="out of data bounds"):
+            session.step({"x": with_first(x, word), "y": y})
+    for name, value in session.state_dict().items():
+        assert name in ("current_loss_scale", "good_steps") or np.array_equal(value, first[name]), name
+    # A word of Keras may count from the end, and a class may be ignored.
+    for batch in ((with_first(x, -11), y), (x, with_first(y, -1))):
+        outputs = session.step({"x": batch[0], "y": batch[1]})
+        assert outputs["loss"] == pytest.approx(model.train_on_batch(*batch), rel=1e-5) and outputs.applied
 
 
 def no_lowering(keras: Any) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,14 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.errors import ExportError
+from graphscale.errors import ExportError, SessionError
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript")):
     pytest.skip("needs PyTorch and onnxscript", allow_module_level=True)
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, interpolate, max_pool2d, mse_loss
+from torch.nn.functional import cross_entropy, interpolate, max_pool2d, mse_loss, one_hot
 
 pytestmark = [pytest.mark.pytorch, pytest.mark.filterwarnings("ignore")]
 
@@ -249,6 +250,43 @@ def test_a_rule_of_the_user(tmp_path: Path) -> None:
     batch = (torch.randn(6, 8), classes(4, 6))
     gs.exporters.pytorch.export_step(module, batch, cross_entropy, (signed, first), tmp_path / "step.onnx")
     assert {state.input for state in gs.scale(tmp_path / "step.onnx").report.state} >= {"weight", "weight.m"}
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 4), nn.Linear(4 + 3, 5)
+
+    def forward(self, word: torch.Tensor, kind: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        found = self.table(word) + self.table.weight[place]
+        return self.head(torch.cat([found, one_hot(kind, 3).to(found.dtype)], -1))
+
+
+def test_indices_that_pytorch_refuses_stop_the_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Words()
+    batch = {"word": classes(11, 6), "kind": classes(3, 6), "place": classes(11, 6), "target": classes(5, 6)}
+
+    def loss(module: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits = module(batch["word"], batch["kind"], batch["place"])
+        return cross_entropy(logits, batch["target"], ignore_index=-1)
+
+    gs.exporters.pytorch.export_step(module, batch, loss, "sgd", tmp_path / "step.onnx", dynamic_batch=False)
+    with gs.Session(gs.scale(tmp_path / "step.onnx")) as session:
+        first = session.state_dict()
+        for name, number in itertools.product(batch, (-1, -2, -12, 11)):
+            changed = {key: value.clone() for key, value in batch.items()}
+            changed[name][0] = number
+            feeds = {key: value.numpy() for key, value in changed.items()} | {"learning_rate": np.float32(0)}
+            # An index in brackets may count from the end.
+            if (name, number) in {("target", -1), ("place", -1), ("place", -2)}:
+                np.testing.assert_allclose(session.step(feeds)["loss"], loss(module, changed).item(), 1e-5)
+                continue
+            with pytest.raises((IndexError, RuntimeError)):
+                loss(module, changed)
+            with pytest.raises(SessionError, match=r"out of data bounds|invalid ind"):
+                session.step(feeds)
+        assert all(np.array_equal(first[name], value) for name, value in session.state_dict().items() if "." in name)
 
 
 def test_weights_that_do_not_fit_change_nothing(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ case("average pool of whole windows", lambda tf, x: tf.square(tf.nn.avg_pool2d(x
 case("average pool of uneven windows", lambda tf, x: tf.square(tf.nn.avg_pool2d(x, 2, 2, "SAME")), 7, 5, 3)
 case("nearest pixels", lambda tf, x: tf.square(tf.compat.v1.image.resize_nearest_neighbor(x, [8, 9])), 4, 3, 2)
 case("bilinear pixels", lambda tf, x: tf.square(tf.image.resize(x, [7, 9])), 4, 3, 2)
+
+case("one-hot codes of a batch", lambda tf, x: tf.one_hot(tf.cast(3 * x, tf.int32), tf.shape(x)[0]) * x[..., None], 5)
+case(
+    "sums by indices", lambda tf, x: tf.math.unsorted_segment_sum(x, tf.cast(4 * x[:, 0], tf.int32) % 5 - 2, 3) ** 2, 5
+)
 case("softmax", lambda tf, x: tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(2 * x), x), 5)
 case("l2 loss", lambda tf, x: tf.nn.l2_loss(x) * x, 5)
 
@@ -75,6 +80,14 @@ def in_float16(tf: Any, x: Any) -> Any:
     return tf.cast(pooled * tf.gather(half, [1, 0], axis=1)[:, :, :2], tf.float32)
 
 
+def one_hot(tf: Any, x: Any) -> Any:
+    """Write indices as one-hot codes: some are negative, and some too large."""
+    index = tf.cast(tf.round(4 * x), tf.int64)
+    first = tf.one_hot(index, 3, 2.0, 1.0, axis=1) + tf.one_hot(index, 3, axis=1)
+    flags = tf.one_hot(tf.cast(index, tf.int8), 3, True, False, dtype=tf.bool)
+    return tf.reduce_sum(x) * (first + tf.where(tf.transpose(flags, [0, 2, 1]), 0.5, 0.25))
+
+
 def transposed(tf: Any, x: Any) -> Any:
     w = kernel(3, 3, 2, 4) * tf.reduce_mean(x)
     return tf.square(tf.nn.conv2d_transpose(x, w, [tf.shape(x)[0], 9, 9, 2], 2, "SAME"))
@@ -91,6 +104,7 @@ def normalized(tf: Any, x: Any) -> Any:
     return y * y + tf.stop_gradient(mean + variance)
 
 
+case("one-hot codes", one_hot, 5)
 case("sums of float16", in_float16, 4, 4, 3)
 case("convolution, transposed", transposed, 5, 5, 4)
 case("convolution, three axes", volumes, 5, 4, 4, 2)

@@ -12,6 +12,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.nn import functional
 
 from graphscale.exporters.pytorch import embedding_bags
+from graphscale.exporters.pytorch.negative_indices import refuse_negative
 
 __all__ = ["COMPOSITE_FORMULAS", "formulas"]
 
@@ -43,6 +44,7 @@ def formulas() -> dict[Any, Callable[..., Any]]:
     table |= {operator: _separable_backward(axes_of) for operator, axes_of in _SEPARABLE.items()}
     table |= {_aten.avg_pool2d.default: _rounded_up(2), _aten.avg_pool3d.default: _rounded_up(3)}
     table[_aten.rrelu_with_noise.default] = _rrelu
+    table |= {operator: _refusing(table[operator]) for operator in (_aten.index_add.default, _aten.index_copy.default)}
     # The order of a tensor's numbers in memory, which ONNX does not have.
     table[torch.ops.prims.copy_strided.default] = lambda x, stride: x
     table[_aten.empty_permuted.default] = lambda size, order, **options: torch.zeros(size, **options)
@@ -124,6 +126,22 @@ def _rrelu(
     return NotImplemented if training else functional.leaky_relu(x, (lower + upper) / 2)
 
 
+def _refusing(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a formula of an operator that refuses negative indices; the operators that it is made of take them."""
+
+    def compute(x: Tensor, dim: int, index: Tensor, *args: Any, **options: Any) -> Tensor:
+        return formula(x, dim, refuse_negative(index), *args, **options)
+
+    return compute
+
+
+def _one_hot(classes: Tensor, num_classes: int = -1) -> Tensor:
+    """Put a one at each class: a runtime refuses a class out of range, as PyTorch does."""
+    count = int(classes.max()) + 1 if num_classes < 0 else num_classes
+    zeros = torch.zeros(*classes.shape, count, dtype=torch.int64)
+    return zeros.scatter(-1, classes.unsqueeze(-1), 1)
+
+
 def _trilinear(
     a: Tensor,
     b: Tensor,
@@ -152,8 +170,8 @@ def _weight_norm_backward(
     return (grad - direction * along / norms) * (length / norms), along
 
 
-# Formulas of operators that have no kernels, and that tracing takes apart before it sees them.
-COMPOSITE_FORMULAS = {_aten.cumprod_backward.default: _cumprod_backward}
+# Formulas of operators that tracing takes apart before it sees them.
+COMPOSITE_FORMULAS = {_aten.cumprod_backward.default: _cumprod_backward, _aten.one_hot.default: _one_hot}
 
 # A separable operator is linear, and its matrix is a product of one matrix per axis: each is the operator on a basis.
 _Operator = Callable[[Tensor], Tensor]

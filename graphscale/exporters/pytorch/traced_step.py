@@ -20,6 +20,7 @@ from graphscale.errors import ExportError
 from graphscale.exporters.pytorch.aten_formulas import COMPOSITE_FORMULAS, formulas
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.module_tensors import buffers_of, parameters_of, placed
+from graphscale.exporters.pytorch.negative_indices import refuse_negative_indices
 from graphscale.exporters.pytorch.random_operators import RandomOperators
 from graphscale.exporters.step_file import gradient_name, next_name
 
@@ -297,6 +298,7 @@ def trace(step: Callable[..., Any], values: list[Tensor], dynamic: list[bool]) -
         if "profiler" in str(node.target):
             node.replace_all_uses_with(None)
             graph.graph.erase_node(node)
+    refuse_negative_indices(graph.graph)
     graph.recompile()
     return graph
 

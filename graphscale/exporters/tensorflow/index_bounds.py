@@ -16,21 +16,22 @@ from graphscale.operators import Trait, has_trait
 
 __all__ = ["bound_indices"]
 
-_MOST = np.iinfo(np.int32).max
+# Too far from the end of any axis.
+_LEAST = np.iinfo(np.int32).min
 
 
 def bound_indices(model: ir.Model) -> None:
     """Bound indices that are casts of computed numbers: ONNX Runtime refuses a step whose index is a cast of NaN.
 
     Indices in range stay unchanged. An index of the batch that is out of range is a wrong batch, not a step to skip.
-    Where it is negative, ONNX counts it from the end, and TensorFlow refuses it: it becomes too large.
+    TensorFlow refuses a negative one too, and ONNX counts it from the end: it becomes one that is far out of range.
 
     Before: `y = ScatterElements(x, Cast(bucket), updates)`, `z = Gather(table, word)`
     After:  `y = ScatterElements(x, Max(Min(Cast(bucket), size - 1), -size), updates)`,
-            `z = Gather(table, Where(Less(word, 0), 2147483647, word))`
+            `z = Gather(table, Where(Less(word, 0), -2147483648, word))`
 
     Raises:
-        ExportError: the number of axes that such an index goes into is not known, or the dtype of an index of the batch.
+        ExportError: the number of axes that such an index goes into is not known, or the dtype of the index.
     """
     nodes = [node for node in model.graph if has_trait(node, Trait.INDEXES_AXIS | Trait.INDEXES_AXES)]
     nodes = [node for node in nodes if not inputs_of(node)[1].is_initializer()]
@@ -88,10 +89,11 @@ def _bound(node: ir.Node, build: Builder) -> ir.Value:
 
 
 def _refuse_negative(node: ir.Node, build: Builder) -> ir.Value:
-    """Add a choice that makes negative indices too large for any axis."""
+    """Add a choice that makes negative indices smaller than any axis is long."""
     index = inputs_of(node)[1]
     if index.dtype is None:
         raise ExportError(f"node {node.name}, {node.op_type} by indices of the batch, has an index of unknown dtype")
-    none, most = (build.editor.shared_array("index-bounds", np.array(each, index.dtype.numpy())) for each in (0, _MOST))
+    numbers = (np.array(number, index.dtype.numpy()) for number in (0, _LEAST))
+    none, least = (build.editor.shared_array("index-bounds", number) for number in numbers)
     is_negative = build.op("Less", [index, none], like=index, dtype=ir.DataType.BOOL)
-    return build.op("Where", [is_negative, most, index], like=index)
+    return build.op("Where", [is_negative, least, index], like=index)
