@@ -284,7 +284,7 @@ def test_indices_that_pytorch_refuses_stop_the_step(tmp_path: Path) -> None:
                 continue
             with pytest.raises((IndexError, RuntimeError)):
                 loss(module, changed)
-            with pytest.raises(SessionError, match=r"out of data bounds|invalid ind"):
+            with pytest.raises(SessionError, match=r"(?i)out of|invalid ind"):
                 session.step(feeds)
         assert all(np.array_equal(first[name], value) for name, value in session.state_dict().items() if "." in name)
 

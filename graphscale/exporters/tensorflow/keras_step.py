@@ -216,17 +216,19 @@ def _refuse_conditions(optimizer: Any) -> None:
     """Refuse options with which an optimizer assigns variables only in some steps."""
     for option, advice in _CONDITIONAL.items():
         value = getattr(optimizer, option, None)
-        if value:
+        # Without averages, Keras overwrites nothing.
+        if value and (option != "ema_overwrite_frequency" or optimizer.use_ema):
             raise ExportError(
                 f"the optimizer {optimizer.name} has {option}={value}, so it assigns variables only in some "
-                f"steps; {advice}"
+                f"steps; {advice.format(value)}"
             )
 
 
 _CONDITIONAL = {
-    "gradient_accumulation_steps": "leave it out, and feed as many rows at once",
-    "ema_overwrite_frequency": "leave it out: use_ema=True exports, and optimizer.finalize_variable_values puts the "
-    "averages into the model after load_weights",
+    "gradient_accumulation_steps": "leave it out, and feed the rows of {} batches in one step: their mean gradient is "
+    "the same",
+    "ema_overwrite_frequency": "leave it out: the averages of use_ema=True are carried, and after load_weights "
+    "optimizer.finalize_variable_values(model.trainable_variables) puts them into the model",
 }
 
 
