@@ -368,8 +368,8 @@ def no_model(keras: Any) -> tuple[Any, Any]:
 
 REFUSED = {
     no_lowering: "the operator Igamma has no ONNX equivalent yet: layer gamma",
-    accumulating: "optimizer adam has gradient_accumulation_steps=2, so it .* in some steps; leave it out, and feed the rows of 2 batches",
-    overwriting: "optimizer adam has ema_overwrite_frequency=2, so it .* in some steps; leave it out: .*finalize_variable",
+    accumulating: "optimizer adam has gradient_accumulation_steps=2, so it .* feed the rows of 2 batches",
+    overwriting: "optimizer adam has ema_overwrite_frequency=2, so it .* leave it out: .*finalize_variable",
     not_compiled: "sequential has no optimizer; pass loss and optimizer, or compile the model",
     of_another_shape: "train_step of sequential cannot be run on 6 rows: .*expected axis -1 of input shape",
     words: "x of the example batch is of dtype <U1; pass numbers",
