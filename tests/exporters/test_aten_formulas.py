@@ -42,6 +42,9 @@ CASES: dict[str, tuple[tuple[int, ...], Any]] = {
     "bilinear": ((4, 5), lambda x: functional.bilinear(x, x[:, :3], TABLE * x[0, 0], BIAS)),
     "cumulative product": ((3, 5), lambda x: torch.cumprod(x, 1)),
     "cumulative product with zeros": ((3, 5), lambda x: torch.cumprod(x * ZEROS, 1)),
+    "one-hot codes": ((6, 3), lambda x: functional.one_hot(WORDS.reshape(3, 3), 6).to(x.dtype) @ x),
+    "sums by indices": ((9, 3), lambda x: torch.ones(6, 3).index_add(0, WORDS, x, alpha=2)),
+    "copies by indices": ((4, 3), lambda x: torch.ones(6, 3).index_copy(0, STARTS[[0, 1, 3]] // 2, x[:3])),
     "RReLU": ((3, 5), lambda x: functional.rrelu(x, training=False)),
     "pool 1": ((2, 3, 8), lambda x: functional.avg_pool1d(x, 3, 2, ceil_mode=True)),
     "pool 2": ((2, 3, 6, 5), lambda x: functional.avg_pool2d(x, (3, 2), 2, 1, ceil_mode=True)),
@@ -76,3 +79,16 @@ def test_a_formula_is_its_operator(case: str) -> None:
     assert case != "bilinear" or any("mm" in str(node.target) for node in traced.graph.nodes)
     for got, wanted in zip(traced(x), both(x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["index_add", "index_copy"])
+def test_negative_indices_are_refused(name: str) -> None:
+    def change(index: torch.Tensor) -> Any:
+        return getattr(torch.zeros(6), name)(0, index, torch.ones(2))
+
+    with plain_kernels(), composite_formulas():
+        traced = make_fx(change, formulas())(torch.tensor([1, 5]))
+    torch.testing.assert_close(traced(torch.tensor([1, 5])), change(torch.tensor([1, 5])))
+    for computed in (traced, change):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            computed(torch.tensor([1, -1]))
