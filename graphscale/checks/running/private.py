@@ -90,6 +90,15 @@ class Copy:
             assert node is not None
             give_seed(node, seed)
 
+    def cut(self, name: str) -> str:
+        """Let all nodes that read a value read a new input instead; return the input's name."""
+        value = self.values[name]
+        given = ir.val(self._editor.unique(f"{name}.given"), dtype_of(value))
+        for node, index in uses_of(value):
+            node.replace_input_with(index, given)
+        self.graph.inputs.append(given)
+        return given.name or ""
+
     def disturb(self, name: str) -> tuple[str, Any]:
         """Add a new input to a value, for all readers; return its name and dtype. A feed of -0.0 changes nothing."""
         value = self.values[name]

@@ -1,0 +1,68 @@
+"""The changes of an original's values by the rounding of a type smaller than float32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.checks.derivatives.evaluators import Evaluator
+from graphscale.checks.running.private import Results, Runner
+from graphscale.checks.verification.verify_report import Case
+from graphscale.errors import VerifyError
+
+__all__ = ["RoundingNoise"]
+
+_SHAKES, _FACTOR = 3, 4.0  # number of runs on feeds with a rounding error, and the factor for their changes
+
+
+class RoundingNoise:
+    """A measure of the rounding in an original that computes in a small type.
+
+    Args:
+        model: the original, with every compared value among its outputs.
+        runner: a runner of it.
+        states: `{input: output}` of its carried state, None for state written in place.
+    """
+
+    def __init__(self, model: ir.Model, runner: Runner, states: Mapping[str, str | None]) -> None:
+        self._runner, self._states = runner, states
+        self._found: dict[tuple[int, ...], tuple[Any, dict[str, float]]] = {}
+        self._wide: Evaluator | None = None
+        with contextlib.suppress(VerifyError):  # float32 may lack a kernel
+            self._wide = Evaluator(model, ir.DataType.FLOAT)
+
+    def close(self) -> None:
+        """Free the session."""
+        if self._wide is not None:
+            self._wide.close()
+
+    def measure(self, case: Case, expected: Results) -> dict[str, float]:
+        """Measure the changes of the original's values in float32, or with feeds rounded to float16, by name."""
+        feeds = [case.feeds[name] for name in sorted(self._runner.inputs & case.feeds.keys())]
+        key = tuple(map(id, feeds))
+        if key in self._found:
+            return self._found[key][1]
+        random, moved, others = np.random.default_rng(0), dict[str, float](), list[Results]()
+        with contextlib.suppress(VerifyError):
+            others += [] if self._wide is None else [self._wide.run(case.feeds)]
+        for _ in range(_SHAKES):
+            shaken = dict(case.feeds)
+            for name, array in case.feeds.items():
+                if array.dtype.kind == "f":
+                    shaken[name] = (array * (1 + 2.0**-11 * random.uniform(-1, 1, array.shape))).astype(array.dtype)
+            others.append(self._runner.run(shaken))
+        for results in others:
+            for name, array in (*results.outputs.items(), *((n, results.left[n]) for n in self._states)):
+                before = expected.outputs[name] if name in expected.outputs else expected.left[name]
+                with np.errstate(invalid="ignore", over="ignore"):
+                    off = np.abs(np.asarray(array, np.float64) - np.asarray(before, np.float64))
+                largest = float(np.max(off, initial=0.0, where=np.isfinite(off)))
+                moved[name] = max(moved.get(name, 0.0), _FACTOR * largest)
+        for state, output in self._states.items():
+            moved[state] = moved.get(output or state, 0.0)
+        self._found[key] = feeds, moved  # held arrays keep their identity
+        return moved
