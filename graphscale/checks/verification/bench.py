@@ -72,8 +72,9 @@ class Bench:
         self.replaced = 0
         self.any_finite = False
         self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
-        self._shown = [value.name or "" for value in pair.original.graph.outputs]
-        self._shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        # The keys of a dict are ordered, and found at once.
+        self._shown = dict.fromkeys(value.name or "" for value in pair.original.graph.outputs)
+        self._shapes: dict[tuple[Any, ...], dict[str, tuple[int, ...]]] = {}
         self._wholes = self._find_tested()
         self.seeds, self._own_seeds, self._seeds = self._find_random()
         copy = self._original_copy()
@@ -159,6 +160,7 @@ class Bench:
     ) -> Iterator[Difference]:
         """Compare outputs, gradients and next values with those of the original."""
         loss, states = self.pair.analysis.loss.name or "", self.pair.states
+        following = set(states.values())
         scale = float(np.ravel(case.feeds[self.roles.scale.name or ""])[0])
         least = max(self.lost, FLOAT32_UNDERFLOW / min(1.0, scale))
         noise = {} if self._noise is None else self._noise.measure(case, expected)
@@ -175,7 +177,7 @@ class Bench:
             yield from found
 
         for name in self._shown:
-            if name in got.outputs and name not in states.values() and (finite or name == loss):
+            if name in got.outputs and name not in following and (finite or name == loss):
                 if name in gradients:
                     yield from compare(name, expected.outputs[name], got.outputs[name])
                 else:
@@ -250,21 +252,23 @@ class Bench:
 
     # --- a non-finite gradient ------------------------------------------------------------------------------
 
-    def shape(self, gradient: str, feeds: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the shape of a gradient on some feeds."""
-        key = (gradient, *(np.shape(array) for array in feeds.values()))
+    def shapes(self, feeds: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each gradient on some feeds."""
+        key = tuple(np.shape(array) for array in feeds.values())
         if key not in self._shapes:
             outputs = self.original.run(feeds).outputs
-            self._shapes |= {(name, *key[1:]): outputs[name].shape for name in self.gradients}
+            self._shapes[key] = {name: outputs[name].shape for name in self.gradients}
         return self._shapes[key]
 
     def _evaluate_skip(self, case: Case) -> Iterator[Difference]:
         runner, extras = self._disturbed
         assert case.gradient is not None and case.position is not None and case.number is not None
         feeds = {**case.feeds, **{extra: np.asarray(-0.0, dtype=dtype) for extra, dtype in extras.values()}}
-        extra, dtype = extras[case.gradient]
-        feeds[extra] = np.full(self.shape(case.gradient, case.feeds), -0.0, dtype=dtype)
-        feeds[extra].reshape(-1)[case.position] = case.number
+        shapes = self.shapes(case.feeds)
+        for gradient in (case.gradient, *case.others):
+            extra, dtype = extras[gradient]
+            feeds[extra] = np.full(shapes[gradient], -0.0, dtype=dtype)
+            feeds[extra].reshape(-1)[min(case.position, feeds[extra].size - 1)] = case.number
         got = runner.run(feeds)
         yield from self._evaluate_effects(case, got, False, self._unscaled(got))
 

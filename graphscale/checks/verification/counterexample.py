@@ -48,7 +48,8 @@ def load_case(path: str | os.PathLike[str]) -> Case:
         for name in fields.pop("bfloat16"):
             feeds[name] = feeds[name].view(ml_dtypes.bfloat16)
         number = None if fields["number"] is None else float(fields["number"])
-        case = Case(**{**fields, "feeds": feeds, "number": number, "tolerance": float(fields["tolerance"])})
+        numbers = {"number": number, "tolerance": float(fields["tolerance"])}
+        case = Case(**{**fields, **numbers, "feeds": feeds, "others": tuple(map(str, fields.get("others", ())))})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{path} is a damaged counterexample: {error!r}") from error
     forces = isinstance(case.gradient, str) and isinstance(case.position, int) and number is not None

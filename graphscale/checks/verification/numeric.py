@@ -23,7 +23,8 @@ POWERS = (1.0, 2.0**10, 2.0**15)
 WIDE_POWERS = (2.0**-10, 2.0**16, 2.0**17, 2.0**24, 2.0**40, 2.0**80, 2.0**120)
 HUGE = 2.0**126  # powers of two, beyond the range of most backward passes
 MAGNITUDES = (1e3, 1e-3)  # magnitudes of the batches, beside 1
-# Number of gradients above which each is forced only once; also for groups of inputs.
+# Number of gradients that are forced alone; with more, all are forced in groups as well, and inputs in groups only, so
+# that the number of runs has a limit. A proof says for each gradient that the finite check does not miss it.
 _MANY, _GROUPS = 100, 16
 # Both graphs round to a small type; the unit of float16 is 2**-11. Only the original loses numbers by underflow without
 # a scale.
@@ -111,8 +112,9 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | 
 
 def replay(found: Measurements, bench: Bench, case: Case) -> None:
     """Run one case again; refuse a case of other graphs."""
-    if case.kind == "skip" and case.gradient not in bench.gradients:
-        raise VerifyError(f"the case forces a gradient {case.gradient!r}, which the original does not have")
+    for gradient in (case.gradient, *case.others) if case.kind == "skip" else ():
+        if gradient not in bench.gradients:
+            raise VerifyError(f"the case forces a gradient {gradient!r}, which the original does not have")
     wanted = {value.name or "" for value in bench.roles.scale_states.values()}
     if case.kind != "rule":
         wanted = {*bench.original.required, *bench.scaled.required, *bench.pair.states, *bench.oracle.starts()[0]}
@@ -120,7 +122,7 @@ def replay(found: Measurements, bench: Bench, case: Case) -> None:
         raise VerifyError(f"the case holds no value for {name!r}: it is of other graphs")
     if case.kind == "rule" and bench.oracle.rule is None:
         raise VerifyError("the case is of the rule of a dynamic loss scale, and this one is fixed")
-    if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shape(case.gradient or "", case.feeds)):
+    if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shapes(case.feeds)[case.gradient or ""]):
         raise VerifyError(f"the case forces element {case.position} of {case.gradient!r}, which does not have so many")
     if case.kind != "rule":
         _settle_randomness(bench, case.feeds, found)
@@ -244,23 +246,26 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
         total = len(bench.lacking) + len(bench.gradients)
         found.notes.append(f"{lost}: {len(bench.lacking)} of {total} gradients were not made non-finite")
 
-    many = len(bench.gradients) > _MANY
+    count = len(bench.gradients)
+    many = count > _MANY
 
     def cases() -> Iterator[Case]:
         # Each start is combined with each kind of number in turn.
         starts = itertools.cycle(bench.oracle.starts())
         for i, batch in enumerate(batches[:1] if many else batches):
             feeds = feeder.without_resets(batch)
-            for j, gradient in enumerate(bench.gradients):
-                size = math.prod(bench.shape(gradient, feeds))
-                for k, number in enumerate(_KINDS if size else ()):
-                    if not (many and (j - k) % 3):
-                        position = (0, size // 2, size - 1)[(i + k) % 3]
-                        yield Case("skip", {**feeds, **next(starts)}, gradient, number, position)
+            sizes = {gradient: math.prod(shape) for gradient, shape in bench.shapes(feeds).items()}
+            filled = [gradient for gradient in bench.gradients if sizes[gradient]]
+            alone = enumerate(filled[:: max(1, math.ceil(count / _MANY))])
+            forced = [([each], k) for j, each in alone for k in range(3) if not (many and (j - k) % 3)]
+            groups = [filled[j::_GROUPS] for j in range(_GROUPS if many else 0)]
+            forced += [(group, k) for group in filter(None, groups) for k in range(3)]
+            for (first, *others), k in forced:
+                position = (0, sizes[first] // 2, sizes[first] - 1)[(i + k) % 3]
+                yield Case("skip", {**feeds, **next(starts)}, first, _KINDS[k], position, others=tuple(others))
 
-    states = len(bench.pair.states)
-    kinds = "nan, inf or -inf" if many else "nan, inf and -inf"
-    what = f"runs, {kinds} in each of {len(bench.gradients)} gradients: {states} states kept, scale lowered"
+    how = f"{count} gradients in {_GROUPS} groups, and some alone" if many else f"each of {count} gradients"
+    what = f"runs, nan, inf and -inf in {how}: {len(bench.pair.states)} states kept, scale lowered"
     found.try_all(name, cases(), bench, what)
 
 

@@ -66,8 +66,10 @@ def verify(
     input, output, initial value and metadata property of the file must be one of the result; with different nodes,
     nothing is proved. Roles are taken only from the original and the arguments. Then the file's degrees are proved
     again, and both graphs run on the same feeds on ONNX Runtime: outputs, gradients and next states must have the same
-    bits at loss scales that are powers of two; each gradient in turn is made non-finite, which must leave all state
-    unchanged; and the loss scale must follow its rule.
+    bits at loss scales that are powers of two; each gradient is made non-finite, which must leave all state unchanged;
+    and the loss scale must follow its rule. Gradients are made non-finite one at a time, of more than 100 some one at a
+    time and all in groups. Without a scale a gradient below 1.2e-38 loses bits; then the next states must have the bits
+    of the original's update of the scaled graph's gradient.
 
     A folder is compared with the original folder scaled again: models, checkpoint and other files. Halves are compared
     with those of the step. Then no model is run. The options for a folder are `loss` and `trained`. A single graph is

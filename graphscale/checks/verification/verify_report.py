@@ -66,10 +66,12 @@ class Case:
         feeds: the feeds, including the state of the loss scale; the original gets those of its own inputs.
         gradient: for "skip", the name of the gradient in the original.
         number: for "skip", the number to force: nan, inf or -inf.
-        position: for "skip", the index of the element in the flattened gradient.
+        position: for "skip", the index of the element in the flattened gradient; in each of the others the same one, or
+            the last.
         finite: for "rule", the given result of the finite check.
         tolerance: allowed error of floating-point values, relative to the largest element of a tensor; 0 for equal
             bits. In float16, 2**-18 is added for underflow without a scale.
+        others: for "skip", the names of further gradients to force.
     """
 
     kind: str
@@ -79,6 +81,7 @@ class Case:
     position: int | None = None
     finite: bool = True
     tolerance: float = 0.0
+    others: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the case without its arrays as plain data."""
@@ -87,7 +90,8 @@ class Case:
 
     def __str__(self) -> str:
         if self.kind == "skip":
-            return f"with {self.number} at element {self.position} of gradient {self.gradient!r}"
+            more = f" and in {len(self.others)} others" if self.others else ""
+            return f"with {self.number} at element {self.position} of gradient {self.gradient!r}{more}"
         if self.kind == "rule":
             return f"for gradients that are {'finite' if self.finite else 'not finite'}"
         return "on equal feeds"

@@ -14,8 +14,9 @@ import pytest
 import graphscale as gs
 from benchmarks.mutation import KINDS
 from benchmarks.mutation.damaged import Damaged
+from graphscale.checks.verification import numeric
 from graphscale.checks.verification.counterexample import load_case, save_case
-from graphscale.checks.verification.verify_report import Difference
+from graphscale.checks.verification.verify_report import Case, Difference
 from graphscale.errors import ModelFileError, VerifyError
 from tests.conftest import load_example
 
@@ -73,6 +74,43 @@ def test_a_case_names_the_gradient_and_what_was_put_into_it() -> None:
     assert case is not None
     assert case.gradient in {g.value for g in gs.inspect(load_example(MOMENTUM).model()).gradients}
     assert f"{case.number} at element {case.position} of gradient {case.gradient!r}" in failure.detail
+
+
+def test_a_case_of_several_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A state becomes NaN with the last gradient, which is not forced alone."""
+    monkeypatch.setattr(numeric, "_MANY", 1)
+    monkeypatch.setattr(numeric, "_GROUPS", 1)
+    original, path = load_example(MOMENTUM).model(), tmp_path / "case.npz"
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(gs.scale(original).model)
+    quotient = [node for node in wrong.graph.node if node.op_type == "Div" and "unscale" in node.name][-1].output[0]
+    guard = next(node for node in wrong.graph.node if node.op_type == "Where" and "guard" in node.name)
+    output, index = guard.output[0], list(wrong.graph.node).index(guard)
+    guard.output[0] = "kept"
+    wrong.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0), "nothing"))
+    leak = [
+        ("Mul", [quotient, "nothing"], "zeros"),
+        ("ReduceSum", ["zeros"], "leak"),
+        ("Add", ["kept", "leak"], output),
+    ]
+    for i, (kind, operands, result) in enumerate(leak, 1):
+        more = {"keepdims": 0} if kind == "ReduceSum" else {}
+        wrong.graph.node.insert(index + i, onnx.helper.make_node(kind, operands, [result], **more))
+    report = gs.verify(original, wrong, runs=1, numeric=True)
+    (failure,) = (check for check in report.failures if check.name == "a non-finite gradient is skipped")
+    assert "and in 3 others: " in failure.detail
+    gradients = [gradient.value for gradient in gs.inspect(original).gradients]
+    assert report.counterexample is not None
+    feeds = {**report.counterexample.feeds, "current_loss_scale": np.asarray(1024, np.float32)}
+    alone = Case("skip", feeds, gradients[0], float("nan"), 0)
+    case = dataclasses.replace(alone, others=tuple(gradients[1:]))
+    save_case(case, path)
+    assert load_case(path).others == case.others
+    assert gs.verify(original, wrong, replay=alone).ok
+    assert not gs.verify(original, wrong, replay=path).ok
+    assert gs.verify(original, gs.scale(original), replay=path).ok
+    with pytest.raises(VerifyError, match="forces a gradient 'nope'"):
+        gs.verify(original, wrong, replay=dataclasses.replace(alone, others=("nope",)))
 
 
 def test_wrong_numbers_within_a_tolerance() -> None:
