@@ -150,7 +150,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_noticed(kind: str) -> None:
     edit, name = DAMAGE[kind]
