@@ -171,8 +171,9 @@ class Bench:
 
         def compare_update(name: str, output: str | None, array: Any) -> Iterator[Difference]:
             found = list(compare(name, _result(expected, name, output), array))
-            if found and finite:
+            if found and finite and not self.lost:
                 # It may be the underflow of a gradient, enlarged: the original's update of the same gradients decides.
+                # Where float16 loses far more, such an update would say nothing of gradients that are small altogether.
                 found = list(compare_values(name, _result(again(), name, output), array, ORIGINAL, case.tolerance))
             yield from found
 
