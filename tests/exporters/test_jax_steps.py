@@ -312,7 +312,7 @@ def test_a_wrong_file_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_text("before")
     monkeypatch.setitem(rewriting._RULES, "tanh", lambda x, **_: lax.sin(x))
     step, state = sgd(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2), W)
-    with pytest.raises(ExportError, match="computes another loss than the framework in step 1"):
+    with pytest.raises(ExportError, match="computes another loss than JAX in step 1"):
         export_step(step, state, BATCH["x"], path)
     assert path.read_text() == "before"
 

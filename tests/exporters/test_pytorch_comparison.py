@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import graphscale as gs
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, silu
 
-from graphscale.exporters.pytorch import aten_formulas, eager_comparison, traced_step
+from graphscale.exporters.pytorch import aten_formulas, traced_step
 
 pytestmark = [pytest.mark.pytorch, pytest.mark.filterwarnings("ignore")]
 
@@ -110,7 +109,7 @@ def test_a_wrong_translation_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "step.onnx").write_text("before")
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 4))
-    with pytest.raises(ExportError, match=r"differs from PyTorch in step 1: 0\.weight .*nothing was written"):
+    with pytest.raises(ExportError, match=r"another 0\.weight\.gradient than PyTorch in step 1: .*nothing is written"):
         export(tmp_path, module, classified())
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
@@ -122,24 +121,16 @@ def test_a_wrong_formula_is_no_part_of_the_reference(
     operator = torch.ops.aten.cumprod_backward.default
     monkeypatch.setitem(aten_formulas.COMPOSITE_FORMULAS, operator, lambda grad, x, dim, output: 2 * grad)
     torch.manual_seed(0)
-    with pytest.raises(ExportError, match=r"differs from PyTorch in step 1: layer\.weight "):
+    with pytest.raises(ExportError, match=r"another layer\.weight\.gradient than PyTorch in step 1"):
         export(tmp_path, Dropped(rate), classified())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_infinite_gradient_excuses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     translate(monkeypatch, torch.ops.aten.silu_backward.default, doubled)
-    with pytest.raises(ExportError, match="the gradient of scale is infinite or NaN in PyTorch's own step 1 on the"):
+    with pytest.raises(ExportError, match=r"PyTorch's own step 1 makes scale\.gradient infinite or NaN on the"):
         export(tmp_path, Rooted(), (torch.randn(6, 8), torch.randn(6, 4) - 9), mse_loss, falling)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_infinite_element_excuses_no_other() -> None:
-    errors = eager_comparison._Errors(coarse=False)
-    errors.add("buffers", "mask", np.array([-np.inf, 1, np.nan], np.float32), torch.tensor([-np.inf, 1, np.nan]))
-    assert errors.refused == []
-    errors.add("buffers", "mask", np.array([-np.inf, 2, np.nan], np.float32), torch.tensor([-np.inf, 1, np.nan]))
-    assert errors.refused == ["mask by 1.0e+00 (buffers; at most 1e-03)"]
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -151,7 +142,7 @@ def test_another_way_in_float64_excuses_nothing(
         export(tmp_path, Widened(), classified())
         return
     translate(monkeypatch, torch.ops.aten.silu_backward.default, doubled)
-    with pytest.raises(ExportError, match=r"differs from PyTorch in step 1: layer\.weight "):
+    with pytest.raises(ExportError, match=r"another layer\.weight\.gradient than PyTorch in step 1"):
         export(tmp_path, Widened(), classified())
 
 
@@ -169,5 +160,5 @@ def test_a_relu_may_round_otherwise(
     if is_right:
         assert export(tmp_path, Nearly(), near()).largest_error < 1e-4
         return
-    with pytest.raises(ExportError, match=r"differs from PyTorch in step 1: layer\.weight "):
+    with pytest.raises(ExportError, match=r"another layer\.weight\.gradient than PyTorch in step 1"):
         export(tmp_path, Nearly(), near())

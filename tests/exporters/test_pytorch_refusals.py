@@ -179,7 +179,8 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "float16 epsilon": (
         lambda: (nn.Linear(8, 4).half(), (_batch()[0].half(), _batch()[1]), faint, "adamw"),
         {},
-        "step 1 makes weight infinite or NaN on the example batch; pass another batch, or options of the optimizer; "
+        "step 1 makes weight.next infinite or NaN on the example batch; pass another batch, or options of the "
+        "optimizer; "
         "the module is in float16: pass masters=True",
     ),
     "float16 normalization": (

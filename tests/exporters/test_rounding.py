@@ -1,11 +1,11 @@
-"""Numbers that differ by their rounding."""
+"""Numbers that differ by their rounding, and those that it excuses."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from graphscale.exporters.rounding import disturb
+from graphscale.exporters.rounding import Numbers, disturb
 
 pytestmark = pytest.mark.static
 
@@ -26,6 +26,18 @@ def test_parts_move_by_their_rounding_and_whole_numbers_stay(least: float, unit:
     assert unit / 2 < change.max() <= 2 * unit
 
 
-def test_nothing_moves_without_a_generator() -> None:
-    for name, array in disturb(NUMBERS, None, 1.0).items():
-        np.testing.assert_array_equal(array, NUMBERS[name])
+@pytest.mark.parametrize(("second", "error"), [(1.0, 0.0), (2.0, 1.0)])
+def test_an_infinite_number_excuses_no_other(second: float, error: float) -> None:
+    wanted, got = (np.array([-np.inf, number, np.nan], np.float32) for number in (1.0, second))
+    numbers = Numbers(got, wanted, wanted.astype(np.float64), tolerance=1e-4, coarse=1e-4)
+    assert numbers.are_wrong == bool(error) and numbers.error == error and numbers.excused == bool(error)
+
+
+def test_a_tensor_of_rounding_shows_its_size_alone() -> None:
+    wanted, rng = np.linspace(-1, 1, 11), np.random.default_rng(0)
+    for factor, is_wrong in ((1, False), (2, False), (20, True)):
+        numbers = Numbers(factor * rng.permutation(wanted), wanted, wanted, tolerance=1e-4, coarse=1e-4)
+        assert numbers.are_wrong and numbers.are_decided
+        for _ in range(12):
+            numbers.add(rng.permutation(wanted))
+        assert numbers.are_wrong == is_wrong and not numbers.are_decided

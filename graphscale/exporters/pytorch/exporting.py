@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 import math
 import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import torch
 
 from graphscale.errors import ExportError
+from graphscale.exporters.comparison import Comparison
 from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.pytorch import onnx_step, traced_step
-from graphscale.exporters.pytorch.eager_comparison import compare
+from graphscale.exporters.pytorch.eager_comparison import batches_of, first_values, make_own_step
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advice, halve, refuse_bfloat16
 from graphscale.exporters.pytorch.module_tensors import parameters_of
@@ -63,8 +61,10 @@ def export(
     except Exception as error:  # PyTorch's exporters raise many kinds
         raise refuse(error, work, batch, call, advice(work, masters)) from error
     onnx_step.embed_first_values(model, step, type(module).__name__)
+    comparison = Comparison(model, make_own_step(step, work, batch, call))
+    batches = list(batches_of(step.batch, dynamic))
     try:
-        errors, count = _compare(model, step, work, batch, call, dynamic, target)
+        comparison.compare(batches, first_values(step))
     except ExportError as error:
         raise ExportError(f"{error}{advice(work, masters)}") from error
     remove_outputs(model, map(gradient_name, step.weights))
@@ -76,9 +76,9 @@ def export(
         nodes=len(model.graph),
         inputs=tuple(batch.tensors),
         states=len(step.carried),
-        steps=count,
-        errors=errors,
-        notes=tuple(_notes(step, batch, dynamic, reads_rate)),
+        steps=len(batches),
+        errors=comparison.errors,
+        notes=(*_notes(step, batch, dynamic, reads_rate), *comparison.notes),
     )
 
 
@@ -178,18 +178,3 @@ def _dynamic_inputs(batch: ExampleBatch) -> list[str]:
             "pass two or more, or dynamic_batch=False"
         )
     return [name for name, own in sizes.items() if own == size]
-
-
-def _compare(
-    model: ir.Model,
-    step: traced_step.StepFunction,
-    module: Any,
-    batch: ExampleBatch,
-    call: LossCall,
-    dynamic: list[str],
-    target: Path,
-) -> tuple[dict[str, float], int]:
-    with tempfile.TemporaryDirectory(prefix=".graphscale-", suffix=".tmp", dir=target.parent) as folder:
-        file = Path(folder, "step.onnx")
-        model_files.save(model, file)
-        return compare(file, step, module, batch, call, dynamic)

@@ -189,6 +189,12 @@ class EagerTorch:
             weight.grad = gradients[name]
         self._made.step()
 
+    def load(self, state: Tensors) -> None:
+        """Change the state, by the names of the exported step; the optimizer may have made none yet."""
+        for name, keys in self._optimizer._keys.items():
+            own = self._made.state.get(self._weights[name], {})
+            own.update({key: state[label].clone() for key, label in keys.items() if key in own})
+
     def state(self) -> Tensors:
         """Return the state by the names of the exported step."""
         found: Tensors = {}
@@ -254,6 +260,10 @@ class EagerFunction:
             weights, self._state = self._optimizer(gradients, current, self._state, rate)
             for name, weight in self._weights.items():
                 weight.copy_(weights[name])
+
+    def load(self, state: Tensors) -> None:
+        """Change the state."""
+        self._state = {name: state[name] for name in self._state}
 
     def state(self) -> Tensors:
         """Return the state by the names of the exported step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,11 +13,11 @@ import onnx_ir.passes.common
 import tensorflow as tf
 
 from graphscale.errors import ExportError
+from graphscale.exporters.comparison import Comparison, OwnStep
 from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.step_file import complete_step, gradient_name, remove_outputs
 from graphscale.exporters.tensorflow.conversion import convert
 from graphscale.exporters.tensorflow.index_bounds import bound_indices
-from graphscale.exporters.tensorflow.keras_comparison import KerasComparison
 from graphscale.exporters.tensorflow.keras_step import LOSS, RATE, KerasStep, make_keras_step
 from graphscale.exporters.tensorflow.pure_step import PureStep, make_pure
 from graphscale.exporters.tensorflow.unrolling import unrolled
@@ -62,9 +62,9 @@ def export(
         metrics=[name for name in pure.outputs if name not in (LOSS, *pure.pairs, *map(gradient_name, gradients))],
         documentation=f"Training step of {model.name}, exported from Keras {keras.__version__}.",
     )
-    comparison = KerasComparison(exported, step, pure, list(gradients))
+    comparison = Comparison(exported, _own(step, pure, gradients))
     for batch in batches:
-        comparison.compare(batch, _STEPS if batch is step.batch else 1)
+        comparison.compare([batch] * (_STEPS if batch is step.batch else 1), step.values())
     remove_outputs(exported, map(gradient_name, gradients))
     model_files.save(exported, target)
     return ExportReport(
@@ -75,7 +75,31 @@ def export(
         states=len(pure.pairs),
         steps=_STEPS,
         errors=comparison.errors,
-        notes=tuple(_notes(step, pure, unrolled_layers, sorted(comparison.noise))),
+        notes=(*_notes(step, pure, unrolled_layers), *comparison.notes),
+    )
+
+
+def _own(step: KerasStep, pure: PureStep, weights: Iterable[str]) -> OwnStep:
+    """Return Keras's step for the comparison."""
+
+    output_of = {name: output for output, name in pure.pairs.items()}
+
+    def run(number: int, batch: Arrays, state: Arrays, gradients: Arrays) -> Arrays:
+        with step.unchanged(), step.users_code(f"run in step {number} of the comparison"):
+            step.assign(state)
+            outputs, own, after = step.run_eagerly(batch, gradients)
+        own = {gradient_name(name): value for name, value in own.items()}
+        return outputs | own | {output_of.get(name, name): value for name, value in after.items()}
+
+    statistics = {output_of[v.path] for v in step.model.non_trainable_variables if v.path in output_of}
+    coarse = {*pure.outputs} - {*pure.pairs} | statistics
+    return OwnStep(
+        "Keras",
+        run,
+        pure.pairs,
+        [LOSS],
+        {gradient_name(name): name for name in weights},
+        dict.fromkeys(coarse, step.precision.name),
     )
 
 
@@ -158,7 +182,7 @@ def _keep_constants(model: ir.Model, pure: PureStep) -> None:
             value.doc_string = "the learning rate: this value, unless another one is fed"
 
 
-def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str], noise: Sequence[str]) -> Iterator[str]:
+def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str]) -> Iterator[str]:
     if RATE in pure.first:
         yield f"{RATE} is {float(pure.first[RATE]):g} unless it is fed"
     elif any(not isinstance(each.learning_rate, keras.Variable) for each in step.optimizers):
@@ -169,5 +193,3 @@ def _notes(step: KerasStep, pure: PureStep, layers: Sequence[str], noise: Sequen
         yield f"the time steps of {few(layers)} are written one after the other: their number is fixed"
     if any(name.endswith("seed_generator_state") for name in pure.pairs.values()):
         yield "random numbers are those that Keras draws: their seeds are carried state"
-    if noise:
-        yield f"rounding decides numbers of {', '.join(noise)}, in Keras as well"
