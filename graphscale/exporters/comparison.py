@@ -188,7 +188,8 @@ class Comparison:
             got,
             wanted,
             self._compared(name, exact, state),
-            # Draws show the rounding inside a float16 step only where the result is no float16 number itself.
+            # Draws do not show all rounding inside a float16 step: a gradient may be a sum that stays as it is. Where
+            # gradients are outputs, the other results need no such allowance.
             tolerance=coarse if name in own.gradients or not own.gradients else tolerance,
             coarse=coarse,
             slack=slack,

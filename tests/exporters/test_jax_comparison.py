@@ -143,7 +143,7 @@ def nearly_fitted(state: Any, x: Any) -> Any:
         return jnp.mean((x["x"] @ w - x["y"]) ** 2)
 
     loss, gradient = jax.value_and_grad(loss_of)(state)
-    return state - 0.1 * gradient, loss
+    return state - 1e-3 * gradient, loss
 
 
 def test_a_step_of_nothing_but_noise_is_refused(tmp_path: Path) -> None:
