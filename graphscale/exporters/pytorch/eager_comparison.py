@@ -28,8 +28,8 @@ def make_own_step(step: StepFunction, module: Any, batch: ExampleBatch, loss: Lo
 
     def run(number: int, batch: Arrays, state: Arrays, gradients: Arrays) -> Arrays:
         loops.pop(number - 1, None)
-        loop = loops[number].copy()
         try:
+            loop = loops[number].copy()
             outputs = loop.run(batch, state, gradients)
         except Exception as error:  # of the user's code
             raise ExportError(
