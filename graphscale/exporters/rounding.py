@@ -42,7 +42,7 @@ class Numbers:
 
     Attributes:
         error: the largest error, relative to the largest number.
-        size: how many numbers there are.
+        size: the count of numbers.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Numbers:
 
     @property
     def excused(self) -> int:
-        """How many numbers are beyond the coarse tolerance."""
+        """The count of numbers beyond the coarse tolerance."""
         return int((self._errors > self._noise).sum())
 
     @property
