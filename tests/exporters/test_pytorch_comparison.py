@@ -32,10 +32,14 @@ def translate(monkeypatch: pytest.MonkeyPatch, operator: Any, formula: Callable[
     monkeypatch.setattr(traced_step, "formulas", lambda: right() | {operator: formula})
 
 
-def doubled(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Compute twice the gradient of SiLU."""
-    slope = torch.sigmoid(x)
-    return 2 * grad * slope * (1 + x * (1 - slope))
+def multiplied(factor: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a formula of the gradient of SiLU, times a factor."""
+
+    def formula(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.sigmoid(x)
+        return factor * grad * slope * (1 + x * (1 - slope))
+
+    return formula
 
 
 def classified(rows: int = 6, columns: int = 8) -> Batch:
@@ -104,8 +108,11 @@ def export(path: Path, module: nn.Module, batch: Batch, loss: Any = cross_entrop
     return gs.exporters.pytorch.export_step(module, batch, loss, optimizer, path / "step.onnx")
 
 
-def test_a_wrong_translation_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    translate(monkeypatch, torch.ops.aten.silu_backward.default, lambda grad, x: grad)
+@pytest.mark.parametrize("formula", [lambda grad, x: grad, multiplied(1.001)], ids=["identity", "factor"])
+def test_a_wrong_translation_is_noticed(
+    formula: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translate(monkeypatch, torch.ops.aten.silu_backward.default, formula)
     (tmp_path / "step.onnx").write_text("before")
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 4))
@@ -127,7 +134,7 @@ def test_a_wrong_formula_is_no_part_of_the_reference(
 
 
 def test_an_infinite_gradient_excuses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    translate(monkeypatch, torch.ops.aten.silu_backward.default, doubled)
+    translate(monkeypatch, torch.ops.aten.silu_backward.default, multiplied(2))
     with pytest.raises(ExportError, match=r"PyTorch's own step 1 makes scale\.gradient infinite or NaN on the"):
         export(tmp_path, Rooted(), (torch.randn(6, 8), torch.randn(6, 4) - 9), mse_loss, falling)
     assert list(tmp_path.iterdir()) == []
@@ -141,7 +148,7 @@ def test_another_way_in_float64_excuses_nothing(
     if is_right:
         export(tmp_path, Widened(), classified())
         return
-    translate(monkeypatch, torch.ops.aten.silu_backward.default, doubled)
+    translate(monkeypatch, torch.ops.aten.silu_backward.default, multiplied(2))
     with pytest.raises(ExportError, match=r"another layer\.weight\.gradient than PyTorch in step 1"):
         export(tmp_path, Widened(), classified())
 
