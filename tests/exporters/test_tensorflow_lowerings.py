@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from graphscale.errors import ExportError
@@ -116,6 +117,7 @@ def run_both(function: Callable[[Any], dict[str, Any]], x: np.ndarray, *sizes: i
     pytest.importorskip("tf2onnx", reason="needs tf2onnx")
     import onnxruntime as ort
 
+    from graphscale.exporters.scattered_sums import rewrite_scattered_sums
     from graphscale.exporters.tensorflow.conversion import convert
     from graphscale.exporters.tensorflow.pure_step import make_pure
 
@@ -124,8 +126,9 @@ def run_both(function: Callable[[Any], dict[str, Any]], x: np.ndarray, *sizes: i
     def named(value: Any) -> dict[str, Any]:
         return dict(zip(pure.outputs, pure.run(value), strict=True))
 
-    model = convert(named, [tf.TensorSpec([None, *x.shape[1:]], x.dtype, "x")])
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    model = ir.from_proto(convert(named, [tf.TensorSpec([None, *x.shape[1:]], x.dtype, "x")]))
+    rewrite_scattered_sums(model)
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     for size in sizes:
         wanted = function(tf.constant(x[:size]))

@@ -187,10 +187,6 @@ for _name, _reduction in _REDUCTIONS.items():
 
 def _put(rows: _Rows, operand: Any, updates: Any, window_dims: Sequence[int], reduction: str) -> Any:
     """Put updates into the rows of the operand, or add them, each in the row of its index."""
-    # ONNX Runtime adds rows of float32 and of wider types alone.
-    narrow = operand.dtype if operand.dtype in (np.float16, jnp.bfloat16) else None
-    if narrow is not None:
-        operand, updates = (lax.convert_element_type(value, np.float32) for value in (operand, updates))
     updates = lax.transpose(updates, np.argsort(rows.order(window_dims)))
     matrix, row = rows.to_rows(operand), rows.row
     if rows.inside is not None and reduction == "add":
@@ -205,5 +201,4 @@ def _put(rows: _Rows, operand: Any, updates: Any, window_dims: Sequence[int], re
     result = put_rows(matrix, lax.reshape(row, (count, 1)), updates, reduction)
     if rows.inside is not None and reduction != "add":
         result = lax.slice_in_dim(result, 0, rows.count, axis=0)
-    result = rows.from_rows(result)
-    return result if narrow is None else lax.convert_element_type(result, narrow)
+    return rows.from_rows(result)

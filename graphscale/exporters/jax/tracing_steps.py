@@ -20,6 +20,7 @@ from graphscale.exporters.jax import contractions, elementary, index_rules, rand
 from graphscale.exporters.jax.onnx_cleaning import clean
 from graphscale.exporters.jax.rewriting import rewrite
 from graphscale.exporters.jax.step_function import FlatStep
+from graphscale.exporters.scattered_sums import rewrite_scattered_sums
 
 __all__ = ["choose_dynamic", "to_onnx"]
 
@@ -80,6 +81,7 @@ def to_onnx(step: FlatStep, dynamic: Sequence[str]) -> ir.Model:
         )
     model: ir.Model = ir.from_proto(proto)
     clean(model)
+    rewrite_scattered_sums(model)
     _name_values(model, step)
     return model
 

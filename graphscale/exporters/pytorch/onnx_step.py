@@ -18,6 +18,7 @@ from onnxscript import opset20 as op
 from onnxscript.rewriter.rules.common import no_op_transpose_rule
 
 from graphscale.exporters.pytorch.traced_step import LOSS, RATE, StepFunction
+from graphscale.exporters.scattered_sums import rewrite_scattered_sums
 from graphscale.exporters.step_file import complete_step, next_name
 
 __all__ = ["EXPORT_KEY", "convert", "embed_first_values"]
@@ -48,6 +49,7 @@ def convert(graph: Any, step: StepFunction, dynamic: Mapping[str, bool]) -> ir.M
     model: ir.Model = exported.model
     _simplify(model)
     _rename(model.graph, list(step.inputs), step.outputs)
+    rewrite_scattered_sums(model)
     return model
 
 

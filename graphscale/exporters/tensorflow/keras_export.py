@@ -15,6 +15,7 @@ import tensorflow as tf
 from graphscale.errors import ExportError
 from graphscale.exporters.comparison import Comparison, OwnStep
 from graphscale.exporters.export_report import ExportReport
+from graphscale.exporters.scattered_sums import rewrite_scattered_sums
 from graphscale.exporters.step_file import complete_step, gradient_name, remove_outputs
 from graphscale.exporters.tensorflow.conversion import convert
 from graphscale.exporters.tensorflow.index_bounds import bound_indices
@@ -161,6 +162,7 @@ def _to_onnx(pure: PureStep, step: KerasStep) -> ir.Model:
     for value, name in zip(graph.outputs, pure.outputs, strict=True):
         value.name = name
     bound_indices(model)
+    rewrite_scattered_sums(model)
     return model
 
 

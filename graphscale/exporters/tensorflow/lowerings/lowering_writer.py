@@ -84,12 +84,8 @@ class NodeWriter:
         return self.op("Expand", self.constant(0), self.op("Shape", value))
 
     def scatter_sums(self, zeros: str, places: str, values: str) -> str:
-        """Add values to zeros at places of the first axis. ONNX Runtime has no such sums of float16 on a CPU."""
-        half = self.dtype == np.float16
-        if half:
-            zeros, values = (self.op("Cast", each, to=TensorProto.FLOAT) for each in (zeros, values))
-        summed = self.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
-        return self.op("Cast", summed, to=TensorProto.FLOAT16) if half else summed
+        """Add values to zeros at places of the first axis."""
+        return self.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
 
     def equals_position(self, index: str, count: int | str, axis: int = -1) -> str:
         """Compare int32 or int64 indices with 0 to count - 1 along a new axis; one out of range equals no position."""
