@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from graphscale.errors import ExportError
 from graphscale.exporters.comparison import OwnStep
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
+from graphscale.exporters.pytorch.module_tensors import copied
 from graphscale.exporters.pytorch.random_operators import RandomOperators
 from graphscale.exporters.pytorch.traced_step import LOSS, RANDOM_STATE, StepFunction, plain_kernels
 from graphscale.exporters.step_file import gradient_name, next_name
@@ -67,7 +67,7 @@ class _EagerLoop:
 
     def __init__(self, step: StepFunction, module: Any, batch: ExampleBatch, loss: LossCall) -> None:
         self._step, self._batch, self._loss = step, batch, loss
-        self._module = copy.deepcopy(module)
+        self._module = copied(module)
         self._moved = {
             name: torch.nn.Parameter(step.masters[name].clone()) if name in step.masters else parameter
             for name, parameter in self._module.named_parameters()
@@ -78,7 +78,7 @@ class _EagerLoop:
     def copy(self) -> _EagerLoop:
         """Return a loop in the same state."""
         shared = (self._step, self._step.optimizer, self._batch, self._loss)
-        return copy.deepcopy(self, {id(each): each for each in shared})
+        return copied(self, {id(each): each for each in shared})
 
     def run(self, batch: Arrays, state: Arrays, gradients: Arrays) -> Arrays:
         """Make a step from a state; the optimizer gets the gradients of the exported step.

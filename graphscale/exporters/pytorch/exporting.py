@@ -13,11 +13,13 @@ import torch
 from graphscale.errors import ExportError
 from graphscale.exporters.comparison import Comparison
 from graphscale.exporters.export_report import ExportReport
+from graphscale.exporters.python_state import changed
 from graphscale.exporters.pytorch import onnx_step, traced_step
 from graphscale.exporters.pytorch.eager_comparison import batches_of, first_values, make_own_step
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
 from graphscale.exporters.pytorch.half_precision import Bfloat16Watch, advice, halve, refuse_bfloat16
 from graphscale.exporters.pytorch.module_tensors import parameters_of
+from graphscale.exporters.pytorch.python_trials import read_state, try_python_values
 from graphscale.exporters.pytorch.random_operators import generator_states
 from graphscale.exporters.pytorch.refusals import refuse
 from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
@@ -93,6 +95,7 @@ def _notes(step: traced_step.StepFunction, batch: ExampleBatch, dynamic: list[st
         yield "weights are updated in float16, which loses small updates; masters=True carries float32 masters"
     if step.constants:
         yield f"{len(step.constants)} parameters and buffers are constants, such as {next(iter(step.constants))}"
+    yield from step.notes
     if step.random_state is not None:
         yield "random numbers follow from the carried input random_state, not from PyTorch's generator"
 
@@ -120,9 +123,14 @@ def _make_step(
     forward = traced_step.Forward(work, batch, call)
     seed = torch.tensor(torch.initial_seed() % 2**31)
     generators = generator_states()
+    first = read_state(forward.module, call.loss)
+
+    def run(forward: traced_step.Forward) -> traced_step.ForwardResult:
+        return forward(batch.tensors, {**trained, **others}, seed, list(trained))
+
     try:
         with Bfloat16Watch() as watch:
-            tried = forward(batch.tensors, {**trained, **others}, seed, list(trained))
+            tried = run(forward)
     except ExportError as error:
         if error.__cause__ is None:  # graphscale refuses what the module does in any type
             raise
@@ -133,11 +141,16 @@ def _make_step(
             "kernels on a CPU; leave out torch.autocast, and pass masters=True for float16"
         )
     drawn = [name for name, state in generator_states().items() if state != generators[name]]
+    after = read_state(forward.module, call.loss)
+    drawn += [f"the generator {each.name}" for each in changed(first, after) if each.kind == "generator"]
     if names := tried.random.refused + drawn:
         raise ExportError(
             f"the step draws random numbers by {names[0]}, which has no counterpart in a step; draw them outside and "
             "pass them in the batch"
         )
+    note = ""
+    if after != first:
+        note = try_python_values(first, after, lambda: traced_step.Forward(work, batch, call), call.loss, run)
     copies = {n: w.float() if masters and w.dtype == torch.float16 else w for n, w in trained.items()}
     originals = {id(parameter): name for name, parameter in parameters_of(module).items()}
     with Bfloat16Watch() as watch:
@@ -161,6 +174,7 @@ def _make_step(
         random_state=seed if tried.random.draws else None,
         rate=torch.tensor(made.learning_rate, dtype=torch.float32),
         metrics=tuple(tried.metrics),
+        notes=(note,) if note else (),
     )
     unique_names([*step.batch, *step.carried, traced_step.RATE, *step.constants, *step.outputs])
     return step

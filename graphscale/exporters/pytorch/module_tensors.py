@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
-__all__ = ["buffers_of", "parameters_of", "placed"]
+import torch
+
+__all__ = ["buffers_of", "copied", "parameters_of", "placed"]
 
 Tensor = Any
 
@@ -19,6 +23,24 @@ def parameters_of(module: Any) -> dict[str, Tensor]:
 def buffers_of(module: Any) -> dict[str, Tensor]:
     """Return the buffers of a module by name, those that it does not save too; a shared one has its first name."""
     return dict(module.named_buffers())
+
+
+def copied(module: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Copy a module; tensors that it computed and keeps, such as its last activations, lose their history.
+
+    Args:
+        module: the module, or an object that holds one.
+        memo: objects that are not copied by their identity, as for copy.deepcopy.
+    """
+    copy_leaf = torch.Tensor.__deepcopy__
+
+    def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        if tensor.is_leaf:
+            return copy_leaf(tensor, memo)
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+
+    with mock.patch.object(torch.Tensor, "__deepcopy__", copy_tensor):
+        return copy.deepcopy(module, memo)
 
 
 def _places(module: Any) -> Iterator[tuple[dict[str, Any], str, str]]:

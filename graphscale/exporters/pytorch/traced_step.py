@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from graphscale.errors import ExportError
 from graphscale.exporters.pytorch.aten_formulas import COMPOSITE_FORMULAS, formulas
 from graphscale.exporters.pytorch.example_batch import ExampleBatch, LossCall, explain
-from graphscale.exporters.pytorch.module_tensors import buffers_of, parameters_of, placed
+from graphscale.exporters.pytorch.module_tensors import buffers_of, copied, parameters_of, placed
 from graphscale.exporters.pytorch.negative_indices import refuse_negative_indices
 from graphscale.exporters.pytorch.random_operators import RandomOperators
 from graphscale.exporters.step_file import gradient_name, next_name
@@ -70,7 +69,7 @@ class Forward:
 
     def __init__(self, module: Any, batch: ExampleBatch, loss: LossCall) -> None:
         try:
-            self.module = copy.deepcopy(module)
+            self.module = copied(module)
         except Exception as error:  # whatever the module holds
             raise ExportError(f"the module cannot be copied: {explain(error)}") from error
         self._batch, self._loss = batch, loss
@@ -162,6 +161,7 @@ class StepFunction:
         random_state: the first random state, or None where nothing is drawn.
         rate: the learning rate.
         metrics: the names of the metrics.
+        notes: facts about the module that its user should know.
     """
 
     forward: Forward
@@ -176,6 +176,7 @@ class StepFunction:
     random_state: Tensor | None
     rate: Tensor
     metrics: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def carried(self) -> Tensors:

@@ -1,0 +1,104 @@
+"""Trials of a module whose forward changes Python values: a step must not depend on them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from graphscale.errors import ExportError
+from graphscale.exporters.python_state import JUMPS, PythonValue, Values, changed, read_values, restore
+from graphscale.exporters.pytorch.traced_step import Forward, ForwardResult
+from graphscale.process.summary import few
+
+__all__ = ["read_state", "try_python_values"]
+
+_INTERNAL = set(vars(torch.nn.Module()))
+# More calls in a row: containers grow, and small counts are reached.
+_FURTHER = 6
+
+
+def read_state(module: Any, loss: Any) -> Values:
+    """Read the Python values of a module and of a loss."""
+    return read_values({"": module, "the loss": loss}, _attributes)
+
+
+def _attributes(value: Any) -> Mapping[str, Any] | None:
+    if not isinstance(value, torch.nn.Module):
+        return None
+    is_of_torch = type(value).__module__.startswith("torch.")
+    own: dict[str, Any] = {}
+    if not is_of_torch:
+        own = {key: inner for key, inner in vars(value).items() if key not in _INTERNAL}
+    hooks = {key: getattr(value, key) for key in ("_forward_hooks", "_forward_pre_hooks")}
+    return {**own, **value._modules, **hooks}
+
+
+def try_python_values(
+    first: Values, after: Values, make: Callable[[], Forward], loss: Any, call: Callable[[Forward], Any]
+) -> str:
+    """Try whether values that a call changes change the step.
+
+    Calls on equal tensors must have equal results, with counters far ahead too.
+
+    Args:
+        first: the values before the first call.
+        after: those after it, some of them others.
+        make: makes the forward pass, with a copy of the module as it was.
+        loss: the loss, which is not copied.
+        call: calls it on the first tensors.
+
+    Returns:
+        A note for the user; "" where there is nothing to say.
+
+    Raises:
+        ExportError: a result differs.
+    """
+    restore(first, after)
+    forward = make()
+    results, states = [], []
+
+    def again() -> None:
+        results.append(_bytes(call(forward)))
+        states.append(read_state(forward.module, loss))
+
+    again()
+    again()
+    moving = [each for each in changed(states[0], states[1]) if each.kind != "tensor"]
+    if moving:
+        for _ in range(_FURTHER):
+            again()
+        for jump in JUMPS:
+            _set_counters(states[0], states[1], jump)
+            with contextlib.suppress(ExportError):  # a number beyond the end of a list
+                again()
+    restore(first, states[-1])
+    # Kernels that add in another order each time prove nothing.
+    if any(each != results[0] for each in results) and _bytes(call(make())) == results[0]:
+        raise ExportError(
+            f"the step depends on {_names(changed(first, after))}, Python values that each call changes, and a graph "
+            "would keep those of the export; keep them as tensors in buffers (register_buffer), or pass them in the batch"
+        )
+    if not moving:
+        return ""
+    return f"each call changes {_names(moving)} in Python; the graph keeps the decisions that the export made by them"
+
+
+def _names(values: list[PythonValue]) -> str:
+    return few(list(dict.fromkeys(each.name for each in values)))
+
+
+def _set_counters(first: Values, second: Values, calls: int) -> None:
+    """Set each number that a call changes to its value after so many calls."""
+    for key, each in second.items():
+        before = first.get(key)
+        if each.put is not None and before is not None and each != before and {each.kind, before.kind} == {"number"}:
+            each.put(before.value + (calls - 1) * (each.value - before.value))
+
+
+def _bytes(result: ForwardResult) -> list[bytes]:
+    tensors = {"loss": result.loss, **result.metrics, **result.gradients, **result.buffers}
+    return [np.ascontiguousarray(each.detach().numpy()).tobytes() for each in tensors.values()]
