@@ -10,13 +10,15 @@ import random
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["JUMPS", "PythonValue", "Values", "changed", "read_values", "restore"]
+from graphscale.process.summary import few
+
+__all__ = ["JUMPS", "PythonValue", "Values", "changed", "names_of", "notes_on", "read_values", "restore"]
 
 # Numbers of calls after which a counter of calls is tried: round ones, and those before, for a counter is often
 # raised first.
@@ -72,6 +74,21 @@ def changed(before: Values, after: Values) -> list[PythonValue]:
             kind = "tensor" if "tensor" in (each.kind for each in pair) else pair[0].kind
             found.append(dataclasses.replace(pair[0], kind=kind))
     return found
+
+
+def names_of(values: Iterable[PythonValue]) -> str:
+    """Return the names of values, for a message."""
+    return few(list(dict.fromkeys(each.name for each in values)))
+
+
+def notes_on(before: Values, after: Values) -> list[str]:
+    """Return the note for a user on values that a call changed, tensors aside; none if there are none."""
+    values = [each for each in changed(before, after) if each.kind != "tensor"]
+    if not values:
+        return []
+    return [
+        f"each call changes {names_of(values)} in Python; the graph keeps the decisions that the export made by them"
+    ]
 
 
 def restore(before: Values, now: Values) -> None:
@@ -156,8 +173,10 @@ class _Reader:
             if cell != types.CellType():
                 put = functools.partial(setattr, cell, "cell_contents")
                 yield key, cell.cell_contents, (key,), put
-        for key, inner in {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}.items():
-            yield function.__name__, inner, (key,), None
+        given, code = function.__defaults__ or (), function.__code__
+        arguments = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+        for key, inner in {**dict(zip(arguments, given, strict=True)), **(function.__kwdefaults__ or {})}.items():
+            yield key, inner, (key,), None
         names, variables = _names(function.__code__), function.__globals__
         modules = [each for key in names if isinstance(each := variables.get(key), types.ModuleType)]
         for held in (variables, *(vars(each) for each in modules if not _is_of_library(each.__name__))):

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], list[str]]] = {
     "a count": (lambda: Holder(itertools.count()), lambda holder: next(holder.value), ["value"]),
     "a closure": (counting, lambda call: call(), ["calls"]),
     "a part of a function": (lambda: functools.partial(counting()), lambda call: call(), ["calls"]),
-    "a default": (lambda: remembering, lambda call: call(), ["remembering[0]"]),
+    "a default": (lambda: remembering, lambda call: call(), ["cache[0]"]),
     "nothing": (lambda: Holder([1, None, "a", {2: 3.0}]), lambda holder: None, []),
 }
 

@@ -164,6 +164,15 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
         "pass float32",
     ),
     "float64": (lambda: (nn.Linear(8, 4).double(), _batch(), cross_entropy, "sgd"), {}, "pass module.float()"),
+    "float64 with Adam": (
+        lambda: (
+            nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)).double(),
+            (_batch()[0].double(), _batch()[1]),
+            *(cross_entropy, "adam"),
+        ),
+        {},
+        "pass module.float() and a batch of float32",
+    ),
     "float64 with another reason": (
         lambda: (_bags(max_norm=1.0)[0].double(), *_bags()[1:]),
         {},
@@ -196,7 +205,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
     "clipping": (lambda: (nn.Linear(8, 4), _batch(), cross_entropy, "sgd"), {"clip_norm": -1}, "clip_norm"),
 }
 # Another type of the module may help here.
-ADVISED = ("float64", "float16", "float16 epsilon", "float16 normalization")
+ADVISED = ("float64", "float64 with Adam", "float16", "float16 epsilon", "float16 normalization")
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from graphscale.errors import ExportError
 from graphscale.exporters.export_report import ExportReport
+from graphscale.exporters.python_state import Values, notes_on, read_values
 from graphscale.exporters.requirements import require
 from graphscale.exporters.step_file import complete_step, unique_names
 from graphscale.files import model_files
@@ -74,9 +75,11 @@ def export_step(
     from graphscale.exporters.jax.tracing_steps import choose_dynamic
 
     target = check_output(path)
+    before = _read_state(step_function)
     step = FlatStep.make(step_function, state, batch, hyperparameters or {}, losses)
+    python_notes = notes_on(before, _read_state(step_function))
     unique_names([*step.arrays, *step.outputs])
-    dynamic, notes = choose_dynamic(step, dynamic_batch), list(step.notes)
+    dynamic, notes = choose_dynamic(step, dynamic_batch), [*step.notes, *python_notes]
     refusal = None
     try:
         model, errors, found = _export(step, dynamic)
@@ -98,6 +101,11 @@ def export_step(
         errors=errors,
         notes=(*notes, *found),
     )
+
+
+def _read_state(step_function: Callable[..., Any]) -> Values:
+    """Read the Python values of a step function, through jax.jit."""
+    return read_values({"": getattr(step_function, "__wrapped__", step_function)}, lambda _: None)
 
 
 def _export(step: FlatStep, dynamic: Sequence[str]) -> tuple[ir.Model, dict[str, float], list[str]]:

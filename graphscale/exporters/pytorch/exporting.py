@@ -148,9 +148,9 @@ def _make_step(
             f"the step draws random numbers by {names[0]}, which has no counterpart in a step; draw them outside and "
             "pass them in the batch"
         )
-    note = ""
+    notes = list[str]()
     if after != first:
-        note = try_python_values(first, after, lambda: traced_step.Forward(work, batch, call), call.loss, run)
+        notes = try_python_values(first, after, lambda: traced_step.Forward(work, batch, call), call.loss, run)
     copies = {n: w.float() if masters and w.dtype == torch.float16 else w for n, w in trained.items()}
     originals = {id(parameter): name for name, parameter in parameters_of(module).items()}
     with Bfloat16Watch() as watch:
@@ -174,7 +174,7 @@ def _make_step(
         random_state=seed if tried.random.draws else None,
         rate=torch.tensor(made.learning_rate, dtype=torch.float32),
         metrics=tuple(tried.metrics),
-        notes=(note,) if note else (),
+        notes=tuple(notes),
     )
     unique_names([*step.batch, *step.carried, traced_step.RATE, *step.constants, *step.outputs])
     return step

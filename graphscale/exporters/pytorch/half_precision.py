@@ -95,4 +95,10 @@ def advice(module: Any, masters: bool) -> str:
     dtypes = {parameter.dtype for parameter in module.parameters()}
     if torch.float16 in dtypes and not masters:
         return "; the module is in float16: pass masters=True, for float32 masters"
-    return "; the module is in float64: pass module.float()" if torch.float64 in dtypes else ""
+    if torch.float64 not in dtypes:
+        return ""
+    # ONNX Runtime 1.19.2 makes FusedMatMul of products in float64, and has no kernel for it.
+    return (
+        "; the module is in float64, for which ONNX Runtime lacks kernels, and a learning rate of float32 is too "
+        "coarse: pass module.float() and a batch of float32"
+    )

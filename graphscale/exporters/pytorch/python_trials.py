@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from graphscale.errors import ExportError
-from graphscale.exporters.python_state import JUMPS, PythonValue, Values, changed, read_values, restore
+from graphscale.exporters.python_state import JUMPS, Values, changed, names_of, notes_on, read_values, restore
 from graphscale.exporters.pytorch.traced_step import Forward, ForwardResult
-from graphscale.process.summary import few
 
 __all__ = ["read_state", "try_python_values"]
 
@@ -39,7 +38,7 @@ def _attributes(value: Any) -> Mapping[str, Any] | None:
 
 def try_python_values(
     first: Values, after: Values, make: Callable[[], Forward], loss: Any, call: Callable[[Forward], Any]
-) -> str:
+) -> list[str]:
     """Try whether values that a call changes change the step.
 
     Calls on equal tensors must have equal results, with counters far ahead too.
@@ -52,7 +51,7 @@ def try_python_values(
         call: calls it on the first tensors.
 
     Returns:
-        A note for the user; "" where there is nothing to say.
+        notes for the user.
 
     Raises:
         ExportError: a result differs.
@@ -67,8 +66,8 @@ def try_python_values(
 
     again()
     again()
-    moving = [each for each in changed(states[0], states[1]) if each.kind != "tensor"]
-    if moving:
+    notes = notes_on(states[0], states[1])
+    if notes:
         for _ in range(_FURTHER):
             again()
         for jump in JUMPS:
@@ -79,16 +78,11 @@ def try_python_values(
     # Kernels that add in another order each time prove nothing.
     if any(each != results[0] for each in results) and _bytes(call(make())) == results[0]:
         raise ExportError(
-            f"the step depends on {_names(changed(first, after))}, Python values that each call changes, and a graph "
-            "would keep those of the export; keep them as tensors in buffers (register_buffer), or pass them in the batch"
+            f"the step depends on {names_of(changed(first, after))}, Python values that each call changes, and a graph "
+            "would keep those of the export; put them into buffers as tensors (register_buffer), or pass them in the "
+            "batch"
         )
-    if not moving:
-        return ""
-    return f"each call changes {_names(moving)} in Python; the graph keeps the decisions that the export made by them"
-
-
-def _names(values: list[PythonValue]) -> str:
-    return few(list(dict.fromkeys(each.name for each in values)))
+    return notes
 
 
 def _set_counters(first: Values, second: Values, calls: int) -> None:

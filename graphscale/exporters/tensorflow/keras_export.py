@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ import tensorflow as tf
 from graphscale.errors import ExportError
 from graphscale.exporters.comparison import Comparison, OwnStep
 from graphscale.exporters.export_report import ExportReport
+from graphscale.exporters.python_state import Values, notes_on, read_values
 from graphscale.exporters.scattered_sums import rewrite_scattered_sums
 from graphscale.exporters.step_file import complete_step, gradient_name, remove_outputs
 from graphscale.exporters.tensorflow.conversion import convert
@@ -47,9 +48,11 @@ def export(
     _prepare(model, loss, optimizer)
     step = make_keras_step(model, example_batch, metrics)
     batches = [step.batch] if not dynamic_batch else [step.batch, _longer(step.batch)]
+    before = _read_state(model)
     for batch in batches:
         with step.unchanged(), step.users_code(f"run on {_batch_size(batch)} rows"):
             _, gradients, _ = step.run_eagerly(batch)
+    notes = notes_on(before, _read_state(model))
     with step.unchanged(), unrolled(model) as unrolled_layers, step.users_code("traced"):
         model.reset_metrics()
         pure = make_pure(step.run_with_gradients, _specs(step.batch, dynamic_batch), step.state, step.sums)
@@ -76,7 +79,7 @@ def export(
         states=len(pure.pairs),
         steps=_STEPS,
         errors=comparison.errors,
-        notes=(*_notes(step, pure, unrolled_layers), *comparison.notes),
+        notes=(*_notes(step, pure, unrolled_layers), *notes, *comparison.notes),
     )
 
 
@@ -115,6 +118,19 @@ def _prepare(model: Any, loss: Any, optimizer: Any) -> None:
         raise ExportError("pass both loss and optimizer, or neither and a compiled model")
     if loss is not None:
         model.compile(optimizer, loss)
+
+
+def _read_state(model: Any) -> Values:
+    """Read the Python values of a model and of the losses of its user."""
+
+    def attributes(value: Any) -> Mapping[str, Any] | None:
+        if not isinstance(value, keras.Layer):
+            return None
+        of_keras = type(value).__module__.startswith("keras.")
+        own = {} if of_keras else {key: inner for key, inner in vars(value).items() if key != "_layers"}
+        return {layer.name: layer for layer in value._layers} | own
+
+    return read_values({"": model, "loss": getattr(model, "loss", None)}, attributes)
 
 
 def _longer(batch: Arrays) -> Arrays:
