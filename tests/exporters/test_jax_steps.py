@@ -274,6 +274,20 @@ def test_refusals_are_one_line(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("transform", [lambda step: step, jax.jit])
+def test_python_values_that_a_step_changes_get_a_note(transform: Any, tmp_path: Path) -> None:
+    calls = 0
+
+    def step(w: Any, batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
+        return w - (0.1 if calls < 1000 else 0.01) * gradient, loss
+
+    (note,) = export_step(transform(step), W, BATCH["x"], tmp_path / "step.onnx").notes
+    assert note == "each call changes calls in Python; the graph keeps the decisions that the export made by them"
+
+
 def test_a_batch_of_a_fixed_length_is_noted_or_refused(tmp_path: Path) -> None:
     def step(w: Any, batch: Any) -> Any:
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((batch.reshape(5, -1) @ w) ** 2))(w)

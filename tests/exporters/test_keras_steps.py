@@ -275,6 +275,23 @@ def test_a_step_of_the_user_is_exported(keras: Any, tmp_path: Path) -> None:
     assert gs.scale(tmp_path / "step.onnx").report.coverage == 1.0
 
 
+def test_python_values_that_a_layer_changes_get_a_note(keras: Any, tmp_path: Path) -> None:
+    class Counting(keras.layers.Layer):
+        calls = 0
+
+        def call(self, x: Any) -> Any:
+            self.calls += 1
+            return 2 * x if self.calls > 1000 else x
+
+    model = keras.Sequential([keras.Input((8,)), Counting(name="counting"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    notes = gs.exporters.tensorflow.export_step(model, (numbers(8), numbers(1)), path=tmp_path / "step.onnx").notes
+    assert (
+        "each call changes counting.calls in Python; the graph keeps the decisions that the export made by them"
+        in notes
+    )
+
+
 def test_a_batch_with_nan_is_skipped_where_a_metric_makes_indices_of_numbers(keras: Any, tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
     model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])

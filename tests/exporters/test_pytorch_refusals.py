@@ -77,6 +77,14 @@ def normed() -> nn.Module:
     return module
 
 
+def called() -> nn.Module:
+    """Return a module that keeps its last activations."""
+    module = nn.Linear(8, 4)
+    module.register_forward_hook(lambda module, args, found: setattr(module, "last", found))
+    module(torch.randn(2, 8))
+    return module
+
+
 class Narrow(torch.optim.SGD):
     """An optimizer of a user that computes in bfloat16."""
 
@@ -145,6 +153,11 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any], str]] = 
         "(batchnorm.py:",
     ),
     "old weight_norm": (lambda: (normed(), _batch(), cross_entropy, "sgd"), {}, "torch.nn.utils.parametrizations"),
+    "kept activations": (
+        lambda: (called(), _batch(), cross_entropy, "sgd"),
+        {},
+        "(last); delete it or keep its .detach()",
+    ),
     "no backward pass": (
         lambda: (nn.Linear(8, 4), _batch(), lambda m, b: m(b[0]).exp().mul_(2).sum(), "sgd"),
         {},

@@ -26,6 +26,7 @@ from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
 from graphscale.exporters.step_file import gradient_name, remove_outputs, unique_names
 from graphscale.files import model_files
 from graphscale.files.writing import check_output
+from graphscale.process.summary import few
 
 __all__ = ["export"]
 
@@ -104,9 +105,15 @@ def _copy(module: Any) -> Any:
     try:
         return copy.deepcopy(module).cpu()
     except Exception as error:  # whatever the module holds
+        kept = [
+            f"{name}.{key}".lstrip(".")
+            for name, part in module.named_modules()
+            for key, value in vars(part).items()
+            if isinstance(value, torch.Tensor) and not value.is_leaf
+        ]
         advice = (
-            "it keeps a tensor that it computed; if that is torch.nn.utils.weight_norm, use weight_norm of "
-            "torch.nn.utils.parametrizations"
+            f"it keeps a tensor that it computed ({few(kept)}); delete it or keep its .detach(), and for weight_norm of "
+            "torch.nn.utils use that of torch.nn.utils.parametrizations"
             if "graph leaves" in str(error)
             else explain(error)
         )
