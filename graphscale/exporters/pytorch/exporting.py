@@ -112,8 +112,8 @@ def _copy(module: Any) -> Any:
             if isinstance(value, torch.Tensor) and not value.is_leaf
         ]
         advice = (
-            f"it keeps a tensor that it computed ({few(kept)}); delete it or keep its .detach(), and for weight_norm of "
-            "torch.nn.utils use that of torch.nn.utils.parametrizations"
+            f"it keeps a tensor that it computed ({few(kept)}); delete it or keep its .detach(), or use weight_norm of "
+            "torch.nn.utils.parametrizations"
             if "graph leaves" in str(error)
             else explain(error)
         )
