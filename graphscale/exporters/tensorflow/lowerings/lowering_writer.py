@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 from tf2onnx import utils
 
 __all__ = ["NodeWriter", "handlers", "lower"]
