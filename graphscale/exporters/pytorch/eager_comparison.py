@@ -78,7 +78,8 @@ class _EagerLoop:
     def copy(self) -> _EagerLoop:
         """Return a loop in the same state."""
         shared = (self._step, self._step.optimizer, self._batch, self._loss)
-        return copied(self, {id(each): each for each in shared})
+        found: _EagerLoop = copied(self, {id(each): each for each in shared})
+        return found
 
     def run(self, batch: Arrays, state: Arrays, gradients: Arrays) -> Arrays:
         """Make a step from a state; the optimizer gets the gradients of the exported step.
