@@ -10,6 +10,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.checks.linting.codes import CODES
+from graphscale.errors import DOCS_URL
 from tests.build import parse
 from tests.checks.linting.hand import GRADIENTS, STEP, changed
 from tests.checks.linting.test_sarif import check_log
@@ -126,7 +127,7 @@ def test_a_folder_with_a_mistake(tmp_path: Path) -> None:
 
 BAD = {
     "unknown code": (("{model}", "--select", "GS2001"), "there is no lint code 'GS2001'; did you mean GS201?"),
-    "nothing near": (("{model}", "--select", "ZZ"), "there is no lint code 'ZZ' (docs/lint/index.md lists them)"),
+    "nothing near": (("{model}", "--select", "ZZ"), f"there is no lint code 'ZZ' ({DOCS_URL}lint/ lists them)"),
     "unknown name": (("{model}", "--ignore", "swapped-guard"), "there is no lint code 'swapped-guard'; did you mean"),
     "unknown scale": (("{model}", "--scale", "nothing"), "--scale nothing: the graph has no value of this name"),
     "no file": (("missing.onnx",), "cannot read missing.onnx: No such file or directory"),

@@ -64,17 +64,19 @@ def try_python_values(
         results.append(_bytes(call(forward)))
         states.append(read_state(forward.module, loss))
 
-    again()
-    again()
-    notes = notes_on(states[0], states[1])
-    if notes:
-        for _ in range(_FURTHER):
-            again()
-        for jump in JUMPS:
-            _set_counters(states[0], states[1], jump)
-            with contextlib.suppress(ExportError):  # a number beyond the end of a list
+    try:
+        again()
+        again()
+        notes = notes_on(states[0], states[1])
+        if notes:
+            for _ in range(_FURTHER):
                 again()
-    restore(first, states[-1])
+            for jump in JUMPS:
+                _set_counters(states[0], states[1], jump)
+                with contextlib.suppress(ExportError):  # a number beyond the end of a list
+                    again()
+    finally:
+        restore(first, read_state(forward.module, loss))
     # Kernels that add in another order each time prove nothing.
     if any(each != results[0] for each in results) and _bytes(call(make())) == results[0]:
         raise ExportError(

@@ -263,7 +263,8 @@ def test_the_table_and_the_folder(tmp_path: Path) -> None:
     assert cell(printed, "gradients (4)") == "fc2.bias_grad FLOAT[10]"
     assert cell(printed, "carried state (3)") == "current_loss_scale -> (in place)"
     assert cell(printed, "optimizer model: guard-optimizer") == "1 If, 1 Reshape"
-    assert cell(printed, "loss scale").startswith("DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000")
+    assert cell(printed, "loss scale") == "DynamicLossScale"
+    assert "initial_loss_scale=32768.0, increment_period=2000" in printed
     scale_artifacts(CLIPPED, tmp_path / "python")
     assert contents(tmp_path / "out") == contents(tmp_path / "python")
 
