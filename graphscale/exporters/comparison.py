@@ -188,8 +188,8 @@ class Comparison:
             got,
             wanted,
             self._compared(name, exact, state),
-            # Draws do not show all rounding inside a float16 step: a gradient may be a sum that stays as it is. Where
-            # gradients are outputs, the other results need no such allowance.
+            # Draws do not show all rounding inside a float16 step: a gradient may be a sum that stays unchanged.
+            # Where gradients are outputs, the other results need no such allowance.
             tolerance=coarse if name in own.gradients or not own.gradients else tolerance,
             coarse=coarse,
             slack=slack,

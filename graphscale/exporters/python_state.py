@@ -65,7 +65,7 @@ def read_values(roots: Mapping[str, Any], children: Callable[[Any], Mapping[str,
 
 
 def changed(before: Values, after: Values) -> list[PythonValue]:
-    """Return the values that differ, as they are after; of those that are gone, as they were."""
+    """Return the later form of the values that differ, and of those that are gone the earlier one."""
     found = []
     for key in dict.fromkeys((*before, *after)):
         pair = [values[key] for values in (after, before) if key in values]

@@ -105,7 +105,7 @@ class Numbers:
 
     @property
     def worst(self) -> tuple[float, float]:
-        """The error of the number that is furthest off, and what is allowed, relative to the largest number."""
+        """The error of the number that is furthest off, and its allowed error, relative to the largest number."""
         place = np.argmax(self._errors - self._allowed)
         return float(self._errors.flat[place]) / self._scale, float(self._allowed.flat[place]) / self._scale
 

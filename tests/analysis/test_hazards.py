@@ -92,7 +92,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, name: str, level: Leve
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.full
 @pytest.mark.training
 @each_level
 @each_loss_scale

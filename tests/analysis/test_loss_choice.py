@@ -227,6 +227,7 @@ SCORE = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("outputs", ["float first, float second", "float second, float first"])
 @pytest.mark.parametrize("score", ["", SCORE], ids=["alone", "beside a score"])
 def test_the_total_of_terms_whose_gradients_stop(outputs: str, score: str) -> None:

@@ -64,6 +64,7 @@ def with_metric(text: str, name: str = "metric", **options: str) -> onnx.ModelPr
 LINEAR = adversarial(e="f * one", maker="Neg(ReduceMean(f, keepdims=0))", eg="seed * one")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [adversarial(), LINEAR], ids=["squares", "linear"])
 def test_each_loss_gets_the_scale(model: onnx.ModelProto) -> None:
     report = assert_same_step(model)
@@ -155,6 +156,7 @@ def test_a_gradient_that_is_no_derivative_is_asked_about(edit: dict[str, str]) -
     assert sorted(losses_of(assert_same_step(model, roles=proposal))) == SET
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "model",
     [
@@ -186,6 +188,7 @@ def test_the_proposal_is_all_losses_where_nothing_runs_the_graph(name: str) -> N
     assert report.loss_found == "it is the likeliest, but no derivative excludes 'metric'"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SET)
 def test_each_of_the_losses_may_be_a_running_sum(name: str) -> None:
     values = {"critic": "nought + (of_real + of_fake)", "maker": "nought + ReduceMean(e * e, keepdims=0)"}

@@ -250,6 +250,7 @@ def test_a_backward_contraction_of_weights_alone_is_scaled(refused: bool) -> Non
         assert (report.contractions, report.missed) == (3, ())
 
 
+@pytest.mark.full
 def test_a_rate_by_moments_and_weights() -> None:
     """Momo multiplies both; with the loss in its rate no search for places settles before they are set aside."""
     content, truth = pack.read("optax-momo.square")

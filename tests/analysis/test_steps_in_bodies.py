@@ -95,6 +95,7 @@ class TestMicroBatches:
         report = right(micro_batches(kind))
         assert [gradient.value for gradient in report.gradients] == ["total"]
 
+    @pytest.mark.full
     def test_an_optimizer_outside(self, kind: str) -> None:
         report = right(micro_batches(kind, after=SGD, outputs=NEXT))
         assert ("w", "w_next") in {(state.input, state.output) for state in report.state}
@@ -150,6 +151,7 @@ class TestMicroBatches:
         assert {place.value for place in report.places} == places
         assert {gradient.value for gradient in report.gradients} == {"total", "dys"}
 
+    @pytest.mark.full
     def test_verify_looks_into_the_body(self, kind: str) -> None:
         model = micro_batches(kind, backward=nodes("dy = d * t_i; dw = x_i.T @ dy"), after=SGD, outputs=NEXT)
         scaled = gs.scale(model).model

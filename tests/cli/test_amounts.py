@@ -84,6 +84,7 @@ def test_few_lines_and_with_verbose_all_there_is_to_say(command: str, folder: Pa
         assert len(long.splitlines()) > 5
 
 
+@pytest.mark.full
 def test_train_names_the_skipped_steps(folder: Path) -> None:
     command = (*DIGITS_COMMAND, "--epochs=1", "--no-shuffle")
     said = succeed(folder, *command, "--verbose")

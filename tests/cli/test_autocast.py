@@ -53,6 +53,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert_well_cast(onnx.load(MOMENTUM), gs.AutocastModel(written, report))
 
 
+@pytest.mark.full
 def test_it_writes_what_python_returns(tmp_path: Path) -> None:
     for options, arguments in (
         ([], {}),

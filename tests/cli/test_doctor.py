@@ -56,6 +56,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return change
 
 
+@pytest.mark.full
 def test_this_installation() -> None:
     shown, facts = graphscale("doctor"), doctor()
     assert shown.returncode == 0 and shown.stdout.splitlines()[-1 - len(facts["advice"])] == "nothing is broken"
@@ -136,6 +137,7 @@ def test_extras(pretend: Callable[..., None]) -> None:
     assert not any("onnxruntime" in command for command in facts["advice"].values())
 
 
+@pytest.mark.full
 def test_requirements_of_graphscale(pretend: Callable[..., None]) -> None:
     pretend(onnx="1.0", safetensors=None)
     facts = doctor()

@@ -122,6 +122,7 @@ def test_in_colour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "[2J" in done.stdout and "\x1b[2J" not in done.stdout, command
 
 
+@pytest.mark.full
 def test_files(folder: Path) -> None:
     """Pages, pictures and logs are well-formed, and names are texts in them."""
     for command in ("inspect", "plot", "lint"):

@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_the_command(suffix: str, folder: Path) -> None:
     words = ("plot", f"run.{suffix}", "-o", "run.svg", "--title", "Digits", "--column", "accuracy")

@@ -88,7 +88,7 @@ def test_a_file_of_the_user(call: tuple[object, ...], folder: Path) -> None:
     assert out.read_bytes()[:16] == first[:16]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("call", ALL, ids=name_of)
 def test_an_existing_file_in_other_places(call: tuple[object, ...], folder: Path) -> None:
     """An empty file, and one that a link leads to: the link is replaced, the file stays."""
@@ -237,6 +237,7 @@ def test_from_python_a_file_is_replaced(folder: Path) -> None:
     assert gs.inspect(folder / "out.onnx").policy is not None
 
 
+@pytest.mark.full
 def test_halves_are_both_there_or_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever file cannot take its name."""
     for existing in (False, True):
@@ -265,6 +266,7 @@ def test_arrays_that_are_the_users(folder: Path) -> None:
     refuse(folder, *CALLS["verify"], words=("out.npz", "--force"))
 
 
+@pytest.mark.full
 def test_a_torn_row_of_metrics(folder: Path) -> None:
     """A reader leaves it out, and a run that is resumed writes it whole."""
     call = (*DIGITS_COMMAND, "--checkpoint-dir=run", "--checkpoint-every=2", "--quiet", "--resume")

@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_the_whole_command(folder: Path) -> None:
     command = (
         *DIGITS_COMMAND,
@@ -55,6 +56,7 @@ def test_the_whole_command(folder: Path) -> None:
     assert repr(read_metrics(folder / "run.csv")) == repr(records)  # repr: NaN equals itself there
 
 
+@pytest.mark.full
 def test_the_trained_step_goes_on_from_the_weights(folder: Path) -> None:
     succeed(folder, *DIGITS_COMMAND, "--epochs", "8", "-o", "trained.onnx")
     session = gs.Session(folder / "trained.onnx")
@@ -65,6 +67,7 @@ def test_the_trained_step_goes_on_from_the_weights(folder: Path) -> None:
     assert read_metrics(folder / "more.jsonl")[0].loss_scale == session.loss_scale
 
 
+@pytest.mark.full
 def test_a_checkpoint_serves_as_first_values(folder: Path) -> None:
     succeed(folder, *DIGITS_COMMAND, "--checkpoint-dir", "kept")
     (path,) = (folder / "kept").glob("*.safetensors")

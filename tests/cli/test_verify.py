@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.full
 def test_a_sound_graph(folder: Path) -> None:
     before = contents(folder)
     lines = succeed(None, "verify", ORIGINAL, folder / "sound.onnx", "--runs=1").splitlines()
@@ -59,6 +60,7 @@ def test_checks_that_failed_and_those_without_a_proof_are_counted(folder: Path, 
     assert "3 checks failed, 1 not proved (" in done.stdout
 
 
+@pytest.mark.full
 def test_a_counterexample_is_written_and_its_command_runs_it_again(folder: Path, tmp_path: Path) -> None:
     scaled = tmp_path / "a step.onnx"
     scaled.write_bytes((folder / "weight.onnx").read_bytes())
@@ -79,6 +81,7 @@ def test_a_counterexample_is_written_and_its_command_runs_it_again(folder: Path,
     assert shown.splitlines()[-1] == "numbers agree on 1 run; nothing is proved"
 
 
+@pytest.mark.full
 def test_the_command_repeats_the_hints(tmp_path: Path) -> None:
     original = squared_moment_without_decay()
     onnx.save(original, tmp_path / "original.onnx")

@@ -185,6 +185,7 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # --- the pages on a wrong loop ------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_inputs_of_a_session_leave_out_the_loss_scale(files: Path) -> None:
     session = ort.InferenceSession(files / "step.onnx", providers=["CPUExecutionProvider"])
     listed = {value.name for value in session.get_inputs()}

@@ -23,6 +23,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target(tmp_path_factory.mktemp("hostile"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("every", [QUICK, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", [flips, cuts, forgeries])
 def test_a_hostile_checkpoint(kind: Callable[[bytes], Iterator[Case]], every: int, target: Target) -> None:

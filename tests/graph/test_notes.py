@@ -114,6 +114,7 @@ def test_functions_and_guards_keep_the_text_of_outputs(original: onnx.ModelProto
     assert again.functions == {} and texts(ir.to_proto(again)) == texts(scaled)
 
 
+@pytest.mark.full
 def test_mixed_precision_keeps_them(original: onnx.ModelProto) -> None:
     scaled = gs.scale(original, POLICY, autocast="float16").model
     assert texts(scaled)["good_steps"].endswith("; feed good_steps.next back here")

@@ -168,6 +168,7 @@ def damaged(record: bytes) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make_record",
     [

@@ -181,6 +181,7 @@ def test_a_large_size_without_a_divisor_has_no_width() -> None:
     assert row_widths([]) == {}
 
 
+@pytest.mark.full
 def test_a_width_divides_its_sizes() -> None:
     random = np.random.default_rng(0)
     for _ in range(50):
@@ -276,6 +277,7 @@ def test_kernels_of_a_check(name: str, count_kernels: Callable[[onnx.ModelProto]
     assert written == (3 * count + 3 if count > 8 else 2 * count + 3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "rows", "kernels", "before"), [("13", 6, 18, 42), ("148", 50, 172, 447), ("600", 200, 690, 1803)]
 )

@@ -127,6 +127,7 @@ def test_without_control_flow_ranges_are_refused(target: str) -> None:
         gs.scale(masked_step(), target=target, telemetry="ranges")
 
 
+@pytest.mark.full
 def test_ranges_are_state_that_is_saved_and_stripped(tmp_path: Any) -> None:
     model = masked_step()
     scaled = gs.scale(model, telemetry="ranges")

@@ -162,7 +162,7 @@ def test_what_was_added_since_is_not_in_the_original() -> None:
     assert_strips(model, original)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "jax/attention", "ort/digits_mlp"])
 def test_passes_in_a_sequence_of_ones_own(name: str) -> None:
     """The passes record their changes if no caller does."""

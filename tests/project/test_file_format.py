@@ -71,6 +71,7 @@ def test_every_role_has_a_row() -> None:
         assert f"`{role}`" in rows, role
 
 
+@pytest.mark.full
 def test_the_schemas_fit_what_is_written() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema; the quick tier has it")
     for kind, metadata in files():

@@ -131,6 +131,7 @@ class TestKindsOfModels:
                 gs.scale(model)
             assert gs.inspect(model) == result.report
 
+    @pytest.mark.full
     def test_a_session_takes_every_form(self, tmp_path: Path) -> None:
         feeds = load_example("pytorch/mlp_momentum").feeds
         result = gs.scale(MOMENTUM)

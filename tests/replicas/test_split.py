@@ -84,6 +84,7 @@ def test_a_session_on_the_first_half_says_that_it_carries_no_loss_scale() -> Non
                 getattr(session, told)
 
 
+@pytest.mark.full
 def test_without_packing_the_gradients_keep_their_names_and_shapes() -> None:
     step = scaled("pytorch/attention_adamw_clip")
     parts = gs.split(step, pack_buckets=False)

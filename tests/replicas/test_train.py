@@ -21,7 +21,8 @@ pytestmark = [needs_mpi, pytest.mark.mpi]
 
 # 300 samples, two with an overflow: the batch size divides neither them nor what is left of them.
 TRAIN = (*COMMAND, "train", "step.onnx", "--data", "data.npz", "--state", "state.npz", "--learning-rate", "0.05")
-RUN = (*TRAIN, "--batch-size", "24", "--timeout", "60")
+ALONE = (*TRAIN, "--batch-size", "24")
+RUN = (*ALONE, "--timeout", "60")
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def train(folder: Path, count: int, *options: str) -> subprocess.CompletedProces
 
 
 def alone(folder: Path, *options: str) -> None:
-    subprocess.run([*RUN, *options], cwd=folder, check=True, capture_output=True)
+    subprocess.run([*ALONE, *options], cwd=folder, check=True, capture_output=True)
 
 
 def rows(path: Path) -> list[dict[str, object]]:

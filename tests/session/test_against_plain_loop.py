@@ -133,7 +133,7 @@ def test_inputs_that_are_written_in_place_are_carried(target: str) -> None:
 ARTIFACTS = sorted(path.name for path in (MODELS / "ort" / "artifacts").iterdir())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.training
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("name", ARTIFACTS)

@@ -106,7 +106,7 @@ def test_an_unguarded_update_that_reads_what_it_has_written_does_not_share(name:
     assert "w" not in free_of_hazards(case.scaled(1024, "onnx"), case.updates)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/attention_adamw_clip", "jax/mlp_adamw_clip"])
 def test_the_weights_of_real_steps_share(name: str) -> None:
     """All weights and moments of a guarded step: its state takes its size in memory once."""
@@ -152,6 +152,7 @@ def addresses(session: gs.Session) -> dict[str, int]:
     return {name: buffer.data_ptr() for name, buffer in buffers(session)[0].items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", TARGETS)
 def test_state_stays_in_its_one_or_two_buffers(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a step neither reads nor writes it from Python."""

@@ -112,6 +112,7 @@ def by_detour(session: gs.Session, graph: str, target: str, folder: Path) -> gs.
 WAYS: list[Way] = [by_dictionary, by_file, by_export, by_first_state, by_file_into_exported, by_detour]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("graph", ["bare inputs", "initial values", "two buffers"])
@@ -151,6 +152,7 @@ def test_what_state_there_is() -> None:
     assert session.counters == {"steps": 0, "skipped_steps": 0, "consecutive_skips": 0, "last_skip_step": 0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", TARGETS)
 def test_state_dictionaries_are_copies(target: str) -> None:
     """In both directions."""
@@ -221,6 +223,7 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
 # --- exported models --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("graph", ["bare inputs", "initial values"])
 def test_an_exported_model(graph: str, target: str, tmp_path: Path) -> None:

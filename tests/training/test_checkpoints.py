@@ -65,12 +65,14 @@ def test_a_checkpoint_is_the_state_and_the_position(begun: Options, tmp_path: Pa
     assert noted["settings"]["--seed"] == 0
 
 
+@pytest.mark.full
 def test_without_the_first_values_a_resumed_run_has_those_of_the_checkpoint(begun: Options) -> None:
     _, expected = train(dataclasses.replace(begun, checkpoint_dir=None, checkpoint_every=None, resume=False))
     _, state = train(dataclasses.replace(begun, state=None))
     assert_all_same_bits(state, expected)
 
 
+@pytest.mark.full
 def test_the_length_may_grow_where_the_learning_rate_does_not_depend_on_it(begun: Options) -> None:
     with pytest.raises(TrainingError, match="the run would be another: --decay-steps was 19, is 38"):
         Run(dataclasses.replace(begun, epochs=2))
@@ -137,6 +139,7 @@ def test_what_a_killed_process_left_is_cleared_away(begun: Options) -> None:
     assert other.exists()
 
 
+@pytest.mark.full
 def test_two_runs_do_not_write_to_one_folder(begun: Options) -> None:
     run = Run(begun)
     with run.opened(), pytest.raises(TrainingError, match="another run is writing its checkpoints to"):
@@ -144,6 +147,7 @@ def test_two_runs_do_not_write_to_one_folder(begun: Options) -> None:
     train(begun)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_another_one_has_overtaken_writes_nothing(resume: bool, tmp_path: Path) -> None:
     """Both looked at the empty folder before the first of them locked it."""
@@ -160,6 +164,7 @@ def test_a_run_that_another_one_has_overtaken_writes_nothing(resume: bool, tmp_p
     assert {path: path.read_bytes() for path in checkpoints(chosen.checkpoint_dir)} == before
 
 
+@pytest.mark.full
 def test_metrics_of_the_resumed_run(begun: Options, tmp_path: Path) -> None:
     """A run that had none may get some; one that had some needs the same file."""
     first = dataclasses.replace(begun, metrics=tmp_path / "run.csv")

@@ -227,6 +227,7 @@ def scalars(path: Path) -> dict[int, dict[str, float]]:
     }
 
 
+@pytest.mark.full
 @needs_tensorboard
 def test_a_resumed_run_purges_what_came_after_its_checkpoint(tmp_path: Path) -> None:
     make_digits(tmp_path)

@@ -135,6 +135,7 @@ def test_many_numbers(folder: Path) -> None:
         refuse(folder, "inspect", "bad.onnx", words=["5001 outputs could be the loss"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("count", "levels"), [(3000, 1), (60, 6)])
 def test_rounds_that_are_not_followed_to_their_end(count: int, levels: int, folder: Path) -> None:
     onnx.save(growth.shift_register(count, levels, summed=True), folder / "bad.onnx")
@@ -254,6 +255,7 @@ def parts(path: Sequence[int], count: int) -> bytes:
     return step().SerializeToString() + packed.empty_parts(path, count)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", packed.PARTS)
 def test_a_record_of_parts_without_content(path: tuple[int, ...], folder: Path) -> None:
     model = onnx.load(folder / "step.onnx")
@@ -309,6 +311,7 @@ def test_a_checkpoint_whose_tensors_share_nothing(folder: Path) -> None:
     assert read_checkpoint(folder / "checkpoint").trainable["p0"].size == 100
 
 
+@pytest.mark.full
 def test_arrays_that_shrink_more_than_others(tmp_path: Path) -> None:
     """Zeros shrink a thousand times, and commands take several times their size."""
     path = tmp_path / "zeros.npz"

@@ -370,7 +370,7 @@ class Bench:
 
 
 def _result(results: Results, name: str, output: str | None) -> np.ndarray[Any, Any]:
-    """Return the value of an output, or what a step left in the state of a name."""
+    """Return the value of an output, or the one that a step left in a state."""
     return results.left[name] if output is None else results.outputs[output]
 
 

@@ -27,9 +27,9 @@ def compare(
 ) -> tuple[dict[str, float], list[str]]:
     """Compare an exported step with JAX.
 
-    The gradients are inside the step: rounding that an optimizer magnifies cannot be told apart from that of a
-    gradient, and weights from float16 gradients prove little. So a step with float16 is compared twice, once with
-    float32 in place of float16, in the file and in JAX.
+    The gradients are inside the step: rounding that an optimizer magnifies looks like that of a gradient, and
+    weights from float16 gradients prove little. So a step with float16 is compared twice, once with float32 in
+    place of float16, in the file and in JAX.
 
     Args:
         step: the step.

@@ -46,7 +46,7 @@ def try_python_values(
     Args:
         first: the values before the first call.
         after: those after it, some of them others.
-        make: makes the forward pass, with a copy of the module as it was.
+        make: makes the forward pass, with a fresh copy of the module.
         loss: the loss, which is not copied.
         call: calls it on the first tensors.
 

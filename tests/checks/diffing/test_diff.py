@@ -292,7 +292,7 @@ def test_large_graphs_take_time_in_proportion() -> None:
     assert found.added == found.removed == found.rewired == ()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["jax/mlp_adam", "ort/recurrent"])
 def test_nodes_without_names_are_found_behind_what_was_inserted(name: str) -> None:
     """Guards take over the names of outputs, and an output that nothing reads may be left out or have no name."""

@@ -90,6 +90,7 @@ def test_links_of_one_row_keep_to_channels_between_the_rows() -> None:
 layer_numbers = st.lists(st.integers(0, 6), min_size=1, max_size=40)
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(layer_numbers, st.data())
 def test_any_layering_keeps_its_distances(numbers: list[int], data: st.DataObject) -> None:

@@ -155,6 +155,7 @@ def test_a_huge_graph_is_folded_but_for_a_few_gradients() -> None:
     assert len(names) == sum(len(box.nodes) for box in scene.boxes if len(box.nodes) > 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("most", [0, 5, 20, 60])
 def test_any_limit_gives_a_drawing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "_MOST", most)

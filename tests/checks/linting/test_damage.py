@@ -45,7 +45,7 @@ DAMAGE = {
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_named(name: str, kind: str) -> None:
@@ -70,6 +70,7 @@ def test_the_scale_is_no_input() -> None:
     assert "GS501" in {finding.code for finding in gs.lint(model).findings}
 
 
+@pytest.mark.full
 def test_damage_in_place() -> None:
     model = scaled("ort/transformer", "dynamic", {"target": "ort-training"})
     node = next(n for n in model.graph if n.op_type == "Where" and "guard-updates" in n.metadata_props.values())
@@ -77,6 +78,7 @@ def test_damage_in_place() -> None:
     assert "GS401" in {finding.code for finding in gs.lint(model).findings}
 
 
+@pytest.mark.full
 def test_an_unordered_write() -> None:
     step = gs.fuse(FOLDERS / "conv_adamw")
     model = gs.scale(step.model, updates=step.updates, target="ort-training").model

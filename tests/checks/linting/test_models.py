@@ -89,7 +89,7 @@ def test_exported_graphs(name: str) -> None:
     assert (report.loss_scale, report.gradients) == (None, 0)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_scaled_graphs(name: str, variant: str) -> None:
@@ -190,6 +190,7 @@ def test_artifact_folders(name: str, options: dict[str, Any], tmp_path: Path) ->
                 assert report.check is not None or (part == "training_model" and policy == 1024)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["conv_adamw", "digits_adamw_clip"])
 def test_fused_steps(name: str) -> None:
     assert gs.lint(gs.fuse(FOLDERS / name, target="ort-training").model).findings == ()
@@ -262,7 +263,7 @@ def exchange(node: ir.Node, one: int, other: int) -> None:
     node.replace_input_with(other, first)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("pack_buckets", [True, False])
 def test_mistakes_in_halves(pack_buckets: bool) -> None:
     def codes(half: int, name: str, change: Callable[[ir.Node], None]) -> set[str]:

@@ -76,6 +76,7 @@ def test_a_case_names_the_gradient_and_what_was_put_into_it() -> None:
     assert f"{case.number} at element {case.position} of gradient {case.gradient!r}" in failure.detail
 
 
+@pytest.mark.full
 def test_a_case_of_several_gradients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A state becomes NaN with the last gradient, which is not forced alone."""
     monkeypatch.setattr(numeric, "_MANY", 1)

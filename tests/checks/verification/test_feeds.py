@@ -107,6 +107,7 @@ def test_names_that_are_no_inputs_are_told() -> None:
     assert any("'batch'" in note and "expected" not in note for note in notes)
 
 
+@pytest.mark.full
 def test_symbolic_axes_get_one_size() -> None:
     example = load_example("pytorch/mse_tanh")
     model = example.model()
@@ -146,6 +147,7 @@ def _moved(scaled: gs.ScaledModel) -> Any:
     return model
 
 
+@pytest.mark.full
 def test_values_that_change_from_run_to_run_are_not_compared() -> None:
     """The other checks run, and the report names those that do not."""
     branch = "<then_branch = a () => (float[8,4] n1) { n1 = RandomNormalLike(x) }, "

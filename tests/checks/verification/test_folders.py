@@ -74,6 +74,7 @@ def test_all_presets(preset: str, tmp_path: Path) -> None:
     assert "verified (folder)" in succeed(tmp_path, "verify", SOURCE, "scaled")
 
 
+@pytest.mark.full
 def test_further_checkpoints_and_other_files(tmp_path: Path) -> None:
     source = Path(shutil.copytree(SOURCE, tmp_path / "source"))
     shutil.copy(source / "checkpoint", source / "epoch1")

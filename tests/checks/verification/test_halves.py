@@ -221,6 +221,7 @@ def test_claims_of_another_form(change: Callable[[Any], object], halves: Path) -
         gs.verify(halves / STEP, (halves / GRADS, halves / UPDATE))
 
 
+@pytest.mark.full
 def test_a_number_of_models_that_does_not_fit(halves: Path) -> None:
     models = [onnx.load(halves / file) for file in (GRADS, SECOND, UPDATE)]
     assert gs.verify(halves / STEP, models).ok

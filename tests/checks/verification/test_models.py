@@ -51,7 +51,7 @@ def test_every_graph_and_target(name: str, target: str) -> None:
     assert len(replaced) == (target == "ort-training-cuda")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     ("name", "target"),
@@ -72,7 +72,7 @@ def test_variants(name: str, target: str, variant: str) -> None:
     assert any("float16" in note for note in report.notes) == (variant == "float16")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["pytorch/mlp_momentum", "pytorch/attention_adamw_clip"])
 @pytest.mark.parametrize("emulate", [False, True], ids=["real", "emulated"])
 @pytest.mark.parametrize("settings", [{}, {"deny": ["Transpose", "Add"]}], ids=["default", "own-settings"])

@@ -58,7 +58,7 @@ def test_damage_is_noticed(kind: Kind) -> None:
         assert {"match", "refused"} & {*verdict.by} or mutant.harmless is not None, verdict
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", SAME, ids=lambda kind: kind.name)
 def test_changes_that_are_none(kind: Kind) -> None:
     name, target = _find_graph(kind)

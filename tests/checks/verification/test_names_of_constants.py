@@ -48,6 +48,7 @@ def _large_step() -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
+@pytest.mark.full
 def test_a_session_takes_no_constant_for_a_zero() -> None:
     original = _large_step()
     scaled = gs.scale(original, gs.DynamicLossScale(2.0**15)).model

@@ -59,6 +59,7 @@ def _rename_a_constant(graph: onnx.GraphProto) -> None:
     constant.name = "renamed"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", [_rename_a_constant, _rename])
 @pytest.mark.parametrize("name", ["jax/mlp_adam", "pytorch/mlp_momentum"])
 def test_a_renamed_file_is_verified(name: str, change: Callable[[onnx.GraphProto], None]) -> None:
@@ -68,6 +69,7 @@ def test_a_renamed_file_is_verified(name: str, change: Callable[[onnx.GraphProto
     assert report.verdict.startswith("verified"), report.checks
 
 
+@pytest.mark.full
 def test_a_forged_record_fails_where_constants_were_renamed() -> None:
     """The record is right by the constants that the original gives, whatever the file calls them."""
     original, scaled = _scaled("jax/mlp_adam")
@@ -181,7 +183,7 @@ DAMAGES = (
 )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("edit", [_copy_a_value, _rename_and_copy, _exchange_names])
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_wrong_file_fails_though_it_was_changed(

@@ -54,6 +54,7 @@ def test_every_kind_of_edit_is_made() -> None:
     assert made == set(KINDS)
 
 
+@pytest.mark.full
 def test_a_difference_is_seen() -> None:
     """A weight of the loss scale's rule that nothing but a growth shows."""
     subject = SUBJECTS[0]

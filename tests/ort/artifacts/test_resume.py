@@ -167,7 +167,7 @@ def assert_same_folder(found: Path, original: Path) -> None:
         assert all(arrays[key].tobytes() == expected[key].tobytes() for key in expected)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["ort-training", "ort-training-cuda"])
 @pytest.mark.parametrize("name", NAMES)
 def test_scaled_folders(name: str, target: str, scaled: Scaled, tmp_path: Path) -> None:

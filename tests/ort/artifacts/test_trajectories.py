@@ -199,6 +199,7 @@ def test_one_decision_for_each_window(name: str, window: int, form: str, tmp_pat
     assert len(moved) > 2
 
 
+@pytest.mark.full
 def test_further_counts_are_in_the_checkpoint_and_resume(tmp_path: Path) -> None:
     scaled = tmp_path / "scaled"
     scale_artifacts(FOLDERS / NAME, scaled, POLICIES["deepspeed"])

@@ -141,6 +141,7 @@ def test_fuse(tmp_path: Path) -> None:
     assert {state["output"]: state["input"] for state in found["state"]} == expected.updates
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 def test_fuse_and_scale(target: str, tmp_path: Path) -> None:
     """In one go, the same model as in two steps."""

@@ -219,6 +219,7 @@ class TestPropagation:
         assert readers(result.model, "h") == ["Add"]
         assert dtypes_in(result.model)["q"] == FLOAT16
 
+    @pytest.mark.full
     def test_behind_a_denied_one(self) -> None:
         """The result of an exponential is in float32, and so are its readers, up to the next contraction."""
         layer = "e = Exp(h) p = Add(e, one) q = Relu(p) a = Tanh(q)"

@@ -103,6 +103,7 @@ class TestIf:
         layer = choice("a", "out = Tanh(h)", zeros)
         check(step(layer=layer, slope="slope = Sub(one, a)", inputs="bool flag"), flag=flag)
 
+    @pytest.mark.full
     def test_nested(self, flag: bool) -> None:
         """A branch in a branch reads a value of the outer branch and one of the graph."""
         inner = choice("b", "out = MatMul(k, inner)", "out = Add(k, h)", flag="other")

@@ -131,6 +131,7 @@ def test_it_can_be_scaled(example: Example, way: str) -> None:
     assert at_once.report.autocast == mixed(example.name, way).report.to_dict()
 
 
+@pytest.mark.full
 def test_carried_state_and_gradients_are_float32(example: Example) -> None:
     """Behind the casts that follow the last contraction; only what was float16 in the original is float16."""
     typed = mixed(example.name, "typed").model

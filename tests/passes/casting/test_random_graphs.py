@@ -71,7 +71,7 @@ CONSTANT_COTANGENT = pytest.param(
 )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [155, 1005, 2141, 2408, CONSTANT_COTANGENT])
 @pytest.mark.parametrize("emulate", [False, True], ids=["typed", "emulated"])
 def test_recomputed_values(seed: int, emulate: bool) -> None:

@@ -49,6 +49,7 @@ def assert_falls_alike(mixed: Sequence[float], wide: Sequence[float]) -> None:
     np.testing.assert_allclose(mixed, wide, rtol=0.02, atol=0.02 * (wide[0] - wide[-1]))
 
 
+@pytest.mark.full
 @each_way
 @pytest.mark.parametrize("name", WITH_AN_OPTIMIZER)
 def test_steps_of_models(name: str, way: str) -> None:
@@ -71,6 +72,7 @@ def test_steps_of_models(name: str, way: str) -> None:
 # --- artifact folders and fused steps ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.training
 @each_way
 @pytest.mark.parametrize("name", LOADABLE)
@@ -110,7 +112,7 @@ def test_artifact_folders(name: str, way: str, tmp_path: Path) -> None:
     assert graphs[0] == graphs[1]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.training
 @pytest.mark.parametrize("name", LOADABLE)
 def test_a_folder_that_is_cast_can_be_fused(name: str, tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ class TestExternalWeights:
         assert (tmp_path / "data").read_bytes() == before
 
 
+@pytest.mark.full
 def test_opsets() -> None:
     """Every opset that ONNX Runtime executes here: operators without a float16 definition are unchanged."""
     for opset in range(10, 22):

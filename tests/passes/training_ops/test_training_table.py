@@ -66,6 +66,7 @@ def test_a_reason_is_part_of_the_message() -> None:
         gs.lower_training_ops(model)
 
 
+@pytest.mark.full
 @pytest.mark.static
 def test_page() -> None:
     command = "python -m tests.passes.training_ops.training_table writes it"
