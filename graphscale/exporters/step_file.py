@@ -14,7 +14,10 @@ from graphscale.errors import ExportError
 from graphscale.files.tensor_files import Arrays
 from graphscale.files.writing import MARK_KEY, ROLES_KEY
 
-__all__ = ["complete_step", "gradient_name", "next_name", "remove_outputs", "unique_names"]
+__all__ = ["REFUSED_INDEX", "complete_step", "gradient_name", "next_name", "remove_outputs", "unique_names"]
+
+# Too far from the end of any axis: a runtime refuses it.
+REFUSED_INDEX = np.iinfo(np.int32).min
 
 
 def next_name(name: str) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from graphscale.exporters.step_file import REFUSED_INDEX
+
 __all__ = ["refuse_negative", "refuse_negative_indices"]
 
 _aten = torch.ops.aten
 
-# Too far from the end of any axis.
-_LEAST = torch.iinfo(torch.int32).min
 # The position of the index among the arguments.
 _INDEXED = {
     _aten.embedding.default: 1,
@@ -26,7 +26,7 @@ _INDEXED = {
 
 def refuse_negative(index: Any) -> Any:
     """Make negative indices smaller than any axis is long, so that a runtime refuses them."""
-    return torch.where(index < 0, _LEAST, index)
+    return torch.where(index < 0, REFUSED_INDEX, index)
 
 
 def refuse_negative_indices(graph: Any) -> None:
@@ -45,7 +45,7 @@ def refuse_negative_indices(graph: Any) -> None:
             with graph.inserting_after(index):
                 is_negative = graph.call_function(_aten.lt.Scalar, (index, 0))
             with graph.inserting_after(is_negative):
-                bounded[index] = graph.call_function(_aten.where.ScalarSelf, (is_negative, _LEAST, index))
+                bounded[index] = graph.call_function(_aten.where.ScalarSelf, (is_negative, REFUSED_INDEX, index))
         node.update_arg(place, bounded[index])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import ExportError
+from graphscale.exporters.step_file import REFUSED_INDEX
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.types import complete_types
 from graphscale.graph.values import inputs_of, is_float, is_source
@@ -15,9 +16,6 @@ from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["bound_indices"]
-
-# Too far from the end of any axis.
-_LEAST = np.iinfo(np.int32).min
 
 
 def bound_indices(model: ir.Model) -> None:
@@ -93,7 +91,7 @@ def _refuse_negative(node: ir.Node, build: Builder) -> ir.Value:
     index = inputs_of(node)[1]
     if index.dtype is None:
         raise ExportError(f"node {node.name}, {node.op_type} by indices of the batch, has an index of unknown dtype")
-    numbers = (np.array(number, index.dtype.numpy()) for number in (0, _LEAST))
+    numbers = (np.array(number, index.dtype.numpy()) for number in (0, REFUSED_INDEX))
     none, least = (build.editor.shared_array("index-bounds", number) for number in numbers)
     is_negative = build.op("Less", [index, none], like=index, dtype=ir.DataType.BOOL)
     return build.op("Where", [is_negative, least, index], like=index)
