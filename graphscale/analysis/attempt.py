@@ -63,7 +63,7 @@ class Attempt:
         ends, live = self.solver.plan.unscaled.values(), self.solver.live
         # A factor of a cotangent, unscaled for one reader, is no gradient.
         gradients = tuple(each for each in ends if each.everywhere or each.output or each.value not in live)
-        return LossCandidate(losses or self.topology.losses, gradients, self.solver.plan.values.keys())
+        return LossCandidate(losses or self.topology.losses, gradients, self.solver.plan.flow.elements.keys())
 
     def edits_as(self, other: Attempt) -> bool:
         """Return whether another candidate has the same places and unscalings."""
@@ -73,7 +73,7 @@ class Attempt:
     def is_gradient_of(self, other: Attempt) -> bool:
         """Return whether the loss of this choice scales with that of another choice, and not the reverse."""
         mine, others = self.topology.loss, other.topology.loss
-        scaled = other.solver.plan.values.get(mine, 0) == 1 and self.solver.plan.values.get(others, 0) == 0
+        scaled = other.solver.plan.degree(mine) == 1 and self.solver.plan.degree(others) == 0
         seeded = other.begins_with_constants and not self.begins_with_constants
         return scaled and seeded and not other.misfits and others not in self.topology.forward
 
@@ -156,4 +156,4 @@ def _bends(topology: Topology, node: ir.Node, values: Set[ir.Value], activations
     if rule is None or not read or not all(value in values for value in read):
         return False
     is_product = rule.kind in (Kind.PRODUCT, Kind.QUOTIENT) and len(read) > 1
-    return rule.kind is Kind.NONLINEAR or is_product or node.op_type in _KINKED
+    return rule.bends or is_product or node.op_type in _KINKED

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan, Unscaling
 from graphscale.analysis.roles.role_table import Assigned, Roles
 from graphscale.analysis.training_result import Coverage, TrainingGraph
 from graphscale.errors import GraphscaleError, LossError, UnsupportedModelError
+from graphscale.flow.degree import ZERO, Conflict
 from graphscale.graph.builder import Names
 from graphscale.graph.values import (
     Use,
@@ -218,7 +218,7 @@ class Unrolled:
             ),
             accumulators=self._restore_nodes(result.accumulators),
             coverage=Coverage(*map(self._restore_nodes, (result.coverage.nodes, result.coverage.missed))),
-            degrees={value: degree for value, degree in plan.values.items() if degree != 0},
+            degrees=plan.degrees(),
         )
 
     def explain(self, error: GraphscaleError) -> GraphscaleError | None:
@@ -296,11 +296,11 @@ class Unrolled:
     def _evaluate(self, plan: Plan) -> None:
         """Evaluate the degrees of all values of the original under a plan, in any number of rounds of each body."""
         for node in self.original:
-            result = evaluate(node, plan)
+            result = plan.evaluate(node)
             if isinstance(result, Conflict):
                 raise self._refuse(node.outputs[0], f"{_describe(node, result)}; {_REMEDY}")
             for value, degree in zip(node.outputs, result, strict=True):
-                plan.adopt(value, degree)
+                plan.flow.elements[value] = plan.write(value, degree)
         for value in self.original.outputs:
             if plan.output(value) not in (0, ZERO):
                 raise UnsupportedModelError(f"output {value.name!r} would be scaled by a body; {_REMEDY}")

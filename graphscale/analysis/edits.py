@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Conflict, Degree, Degrees
-from graphscale.graph.values import Use, node_name
+from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, degree_of
+from graphscale.flow.interpreter import Flow
+from graphscale.graph.values import Use, is_float, node_name
+from graphscale.operators import Kind, Rule
 
 __all__ = ["Place", "Plan", "Unscaling"]
 
@@ -62,15 +65,22 @@ class Unscaling:
         self.reason = self.reason or other.reason
 
 
-class Plan(Degrees):
+class Plan(DegreeDomain):
     """The edits found so far, and every value's degree under them.
 
-    `values` holds the degree of each value at its producer, with a scale that enters at the value; `edge` also knows
-    the edits of single edges.
+    A plan allows the degrees 0 and 1 alone. A sign or a comparison of gradients has degree 0, but its effects depend on
+    finite gradients; so they are unscaled, and checked, as for a non-linear use.
+
+    Attributes:
+        flow: the degree of each value at its producer, with a scale that enters at the value.
+        scaled_values: the values where the scale enters.
+        scaled_edges: the edges where it enters, each with its value.
+        unscaled: the values that are divided by the scale.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.flow: Flow[Element] = Flow(self)
         self.scaled_values: set[ir.Value] = set()
         self.scaled_edges: dict[Use, ir.Value] = {}
         self.unscaled: dict[ir.Value, Unscaling] = {}
@@ -92,36 +102,75 @@ class Plan(Degrees):
         """Return the unscaling of a value, created if it is new."""
         return self.unscaled.setdefault(value, Unscaling(value))
 
-    def adopt(self, value: ir.Value, degree: Degree) -> None:
-        """Record the degree of a value inside a subgraph, with the scale if it enters there."""
-        self.values[value] = degree + 1 if degree is not None and value in self.scaled_values else degree
+    def evaluate(self, node: ir.Node) -> Sequence[Degree] | Conflict:
+        """Return the degrees of a node's outputs under the edits, or the first conflict in the node or its bodies."""
+        self.conflicts.clear()
+        result = self.flow.evaluate(node)
+        conflict = next(iter(self.conflicts.values()), None)
+        if conflict is None:
+            return [degree_of(element) for element in result]
+        if conflict.operands:
+            return conflict
+        # Branches or rounds that disagree: the scaled operands of the node around them.
+        inner = conflict.node
+        scaled = tuple(i for i in range(len(inner.inputs)) if self.edge(inner, i) not in (0, ZERO))
+        return dataclasses.replace(conflict, operands=scaled)
+
+    def degree(self, value: ir.Value) -> Degree:
+        """Return the degree of a value at its producer."""
+        return degree_of(self.flow.of(value))
+
+    def degrees(self) -> dict[ir.Value, Degree]:
+        """Return the degrees other than 0."""
+        degrees = ((value, degree_of(element)) for value, element in self.flow.elements.items())
+        return {value: degree for value, degree in degrees if degree != 0}
 
     def edge(self, node: ir.Node, index: int) -> Degree:
-        """Return the degree with which a node reads its input, with the plan's edits of that edge."""
+        """Return the degree with which a node reads its input, with the edits of that edge."""
         value = node.inputs[index]
-        if value is None:
-            return 0
-        degree = self.values.get(value, 0)
-        if (node, index) in self.scaled_edges:
-            return None if degree is None else degree + 1
-        unscaled = self.unscaled.get(value)
-        if unscaled is not None and degree is not None and unscaled.covers((node, index)):
-            return 0
-        return degree
-
-    def edges(self, node: ir.Node) -> dict[int, Degree]:
-        """Return the degrees with which a node reads its inputs, with the plan's edits of these edges."""
-        values, unscaled, scaled = self.values, self.unscaled, self.scaled_edges
-        degrees: dict[int, Degree] = {}
-        for i, value in enumerate(node.inputs):
-            if value is not None:
-                touched = value in unscaled or (scaled and (node, i) in scaled)
-                degrees[i] = self.edge(node, i) if touched else values.get(value, 0)
-        return degrees
+        return 0 if value is None else degree_of(self.read(node, index, self.flow.of(value)))
 
     def output(self, value: ir.Value) -> Degree:
         """Return the degree with which a value leaves the graph."""
         unscaled = self.unscaled.get(value)
         if unscaled is not None and (unscaled.everywhere or unscaled.output):
             return 0
-        return self.values.get(value, 0)
+        return self.degree(value)
+
+    # --- the domain -------------------------------------------------------------------------------------------------
+
+    def read(self, node: ir.Node, index: int, element: Element) -> Element:
+        """Apply the edits of an edge."""
+        if self.scaled_edges and (node, index) in self.scaled_edges:
+            degree = degree_of(element)
+            return None if degree is None else degree + 1
+        value = node.inputs[index]
+        unscaled = None if value is None else self.unscaled.get(value)
+        return 0 if unscaled is not None and element is not ZERO and unscaled.covers((node, index)) else element
+
+    def write(self, value: ir.Value, element: Element) -> Element:
+        """Apply a scale that enters at a value of a body."""
+        if value not in self.scaled_values or element is ZERO:
+            return element
+        return (degree_of(element) or 0) + 1
+
+    def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
+        """Refuse the degrees that a plan does not allow."""
+        carrying = tuple([i for i, degree in degrees.items() if degree])
+        if carrying and rule is not None and (rule.unscaled_first or rule.kind in _UNSCALED_FIRST):
+            return Conflict(node, carrying)
+        result = super().result(node, rule, degrees)
+        if rule is None or not carrying:
+            return result
+        degree = result.degree if isinstance(result, Conflict) else result
+        if rule.kind is Kind.PRODUCT and degree is not None and abs(degree) > 1:
+            return Conflict(node, tuple(i for i in rule.operands(len(node.inputs)) if degrees.get(i)))
+        if isinstance(result, Conflict):
+            return result
+        is_integer = result and any(rule.has_degree(i) and not is_float(v) for i, v in enumerate(node.outputs))
+        if is_integer or rule.kind is Kind.COMPARE or (rule.kind is Kind.QUOTIENT and degrees.get(1)):
+            return Conflict(node, carrying)
+        return result
+
+
+_UNSCALED_FIRST = (Kind.NONLINEAR, Kind.POWER, Kind.DEGREE_0)

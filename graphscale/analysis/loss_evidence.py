@@ -14,7 +14,7 @@ from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
 from graphscale.graph.values import constant_tensor, is_scalar
 from graphscale.graph.walks import follows_from_numbers
-from graphscale.operators import Kind, rule_of
+from graphscale.operators import rule_of
 
 __all__ = ["choose_attempt", "join_earlier_losses"]
 
@@ -40,7 +40,7 @@ def _evidence(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[int, ...]:
         if is_forward and any(operand in below for operand in node.inputs):
             below.update(node.outputs)
             rule = rule_of(node)
-            nonlinear += rule is None or rule.kind is Kind.NONLINEAR
+            nonlinear += rule is None or rule.bends
     # A loss within reach of another choice's scale is a metric of that choice's gradients, such as their norm, unless
     # it is a total. For the mean prediction as the loss, residuals would be gradients, and their square a metric.
     below_places = sum(

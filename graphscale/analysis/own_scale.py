@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Conflict, Degree
 from graphscale.analysis.loss import find_loss_candidates
-from graphscale.analysis.powers import evaluate_powers
 from graphscale.analysis.supposed_scale import SupposedScale
 from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
+from graphscale.flow.degree import Conflict, Degree, degrees_through
 from graphscale.graph.values import (
     constant_number,
     constant_tensor,
@@ -210,7 +209,7 @@ class _Uses:
                     self.divides |= divides
                     self.multiplies |= not divides
                     continue
-                result = evaluate_powers(node, [0 if v is None else known.get(v, 0) for v in node.inputs])
+                result = degrees_through(node, [0 if v is None else known.get(v, 0) for v in node.inputs])
                 if isinstance(result, Conflict):
                     self.others.update((each, None) for each in node.outputs if is_float(each))
                     continue

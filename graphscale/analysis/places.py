@@ -141,10 +141,10 @@ class _Search:
 
     def is_constant(self, value: ir.Value) -> bool:
         """Return whether a value is a constant that can be scaled for a single reader."""
-        return self.plan.values.get(value, 0) == 0 and _is_constant(self.topology, value)
+        return self.plan.degree(value) == 0 and _is_constant(self.topology, value)
 
     def _push(self, value: ir.Value) -> _Steps:
-        if self.plan.values.get(value, 0) != 0 or is_known_zero(value):
+        if self.plan.degree(value) != 0 or is_known_zero(value):
             return _Answer(_Grade.STRONG)
         node = value.producer()
         if node is None or not self.topology.is_backward(value) or not is_float(value):
@@ -152,7 +152,7 @@ class _Search:
         # A sequence cannot be multiplied.
         nonlinear = _Answer(_Grade.NONLINEAR, (Place(value),)) if is_tensor(value) else _Answer(_Grade.NONE)
         rule = rule_of(node)
-        if rule is None or not rule.has_degree(value.index() or 0):
+        if rule is None or rule.unscaled_first or not rule.has_degree(value.index() or 0):
             return nonlinear
         if rule.kind is Kind.LINEAR and has_trait(node, LOSING) and len(inputs_of(node)) > 1:
             # The gradient is unscaled before its bounds, and scaled again behind them if necessary.

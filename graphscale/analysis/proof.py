@@ -7,13 +7,14 @@ at all, every carried state must have a guard, and every in-place write must be 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Conflict, Degrees, evaluate
 from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
+from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_of
+from graphscale.flow.interpreter import Flow
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, reads_shape, subgraphs
 from graphscale.graph.walks import ancestors, depends_on, outputs_reached
 from graphscale.operators import Trait, nodes_with, rule_of
@@ -32,8 +33,8 @@ def prove(
     applies: ir.Value | None = None,
     exempt: Iterable[ir.Value] = (),
     rule_nodes: frozenset[ir.Node] = frozenset(),
-) -> Degrees:
-    """Prove a scaled graph right, and return every value's degree in the loss scale.
+) -> dict[ir.Value, Degree]:
+    """Prove a scaled graph right, and return the degrees other than 0 in the loss scale.
 
     Args:
         graph: the rewritten main graph.
@@ -54,7 +55,7 @@ def prove(
     if conflicts:
         raise ProofError(f"the loss scale does not cancel out: {next(iter(conflicts.values()))}")
     for value in graph.outputs:
-        if degrees.values.get(value, 0) not in (0, ZERO) and value not in exempt:
+        if degrees.get(value, 0) not in (0, ZERO) and value not in exempt:
             raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
     if depends_on(loss, scale, graph):
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
@@ -85,26 +86,19 @@ def prove(
 
 def scale_degrees(
     nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: Container[ir.Node]
-) -> tuple[Degrees, dict[ir.Node, Conflict]]:
-    """Evaluate the degree of every value in the loss scale, and collect the nodes without degrees.
+) -> tuple[dict[ir.Value, Degree], dict[ir.Node, Conflict]]:
+    """Evaluate the degrees other than 0 in the loss scale, and collect the nodes without degrees.
 
     Args:
         nodes: the nodes of a main graph, in execution order.
         scale: the loss scale.
         rule_nodes: the nodes of the update rule, which are left out.
     """
-    degrees, conflicts = Degrees({scale: 1}, symbol=scale), dict[ir.Node, Conflict]()
-    scaled = degrees.values.keys()
-    for node in nodes:
-        # A node without a scaled operand has no scaled result.
-        if node in rule_nodes or (scaled.isdisjoint(node.inputs) and not subgraphs(node)):
-            continue
-        result = evaluate(node, degrees)
-        if isinstance(result, Conflict):
-            conflicts[node] = result
-        else:
-            degrees.values.update((v, d) for v, d in zip(node.outputs, result, strict=True) if d != 0)
-    return degrees, conflicts
+    domain = DegreeDomain()
+    flow = Flow(domain, {scale: 1})
+    flow.visit_all(node for node in nodes if node not in rule_nodes)
+    elements = ((value, degree_of(element)) for value, element in flow.elements.items())
+    return {value: degree for value, degree in elements if degree != 0}, domain.conflicts
 
 
 def reach_unchecked(
@@ -138,15 +132,13 @@ def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
             raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
 
 
-def scaled_contractions(nodes: Iterable[ir.Node], degrees: Degrees) -> Iterator[str]:
+def scaled_contractions(nodes: Iterable[ir.Node], degrees: Mapping[ir.Value, Degree]) -> Iterator[str]:
     """Yield the names of contractions and gradient operators with a scaled operand, bodies included."""
-    scaled = degrees.values.keys()
     for node in nodes:
         for body in subgraphs(node):
             yield from scaled_contractions(body, degrees)
-        if scaled.isdisjoint(node.inputs):
+        if not any(degrees.get(value, 0) not in (0, ZERO) for value in inputs_of(node)):
             continue
         rule = rule_of(node)
-        is_counted = rule is not None and (rule.contraction or rule.gradient)
-        if is_counted and any(degrees.edge(node, i) not in (0, ZERO) for i in range(len(node.inputs))):
+        if rule is not None and (rule.contraction or rule.gradient):
             yield node_name(node)

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence, Set
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Conflict, evaluate
 from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.other_contractions import find_predictions
 from graphscale.analysis.places import LOSING, find_cotangents, find_places
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError, UnsupportedModelError
+from graphscale.flow.degree import ZERO, Conflict
 from graphscale.graph.values import (
     Use,
     is_known_zero,
@@ -139,7 +139,7 @@ class Solver:
         if self._seed is None and node in self.cotangents and self._demand(node):
             self._enqueue(node)
             return
-        result = evaluate(node, self.plan)
+        result = self.plan.evaluate(node)
         if isinstance(result, Conflict):
             self._settle(node, result)
             self._enqueue(node)
@@ -153,8 +153,8 @@ class Solver:
                     degree = 1
                 else:
                     self.plan.scaled_values.discard(value)
-            if self.plan.values.get(value, 0) != degree:
-                self.plan.values[value] = degree
+            if self.plan.degree(value) != degree:
+                self.plan.flow.elements[value] = degree
                 self._enqueue_consumers(value)
 
     def _enqueue_consumers(self, value: ir.Value) -> None:
@@ -188,7 +188,7 @@ class Solver:
             if value in self.lost:
                 return self.lost[value]
             unscale = self.plan.unscaled.get(value)
-            if unscale is not None and self.plan.values.get(value, 0) not in (0, ZERO):
+            if unscale is not None and self.plan.degree(value) not in (0, ZERO):
                 if any(map(unscale.covers, uses_at(self.topology.owners, node, value))):
                     return str(unscale.reason or "")
         return None
@@ -337,7 +337,7 @@ class Solver:
 
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
         """Unscale all values that enter a subgraph with an inner conflict."""
-        found = [v for v in self.topology.operands(node) if self.plan.values.get(v, 0) not in (0, ZERO)]
+        found = [v for v in self.topology.operands(node) if self.plan.degree(v) not in (0, ZERO)]
         edges = [use for v in found for use in uses_at(self.topology.owners, node, v)]
         if all(self.plan.unscale(operand_at(edge)).covers(edge) for edge in edges):
             raise _unsettled(node)
@@ -378,7 +378,7 @@ class Solver:
     def _prune(self) -> None:
         """Remove needless unscalings: a value with an unscaled source has degree 0 itself."""
         for value in list(self.plan.unscaled):
-            if self.plan.values.get(value, 0) in (0, ZERO):
+            if self.plan.degree(value) in (0, ZERO):
                 del self.plan.unscaled[value]
 
 

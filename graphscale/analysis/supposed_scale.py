@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Conflict, Degree
-from graphscale.analysis.powers import evaluate_powers, is_zero
+from graphscale.flow.degree import ZERO, Conflict, Degree, degrees_through
+from graphscale.flow.degree import is_small_zero as is_zero
 from graphscale.graph.values import (
     constant_number,
     inputs_of,
@@ -172,7 +172,7 @@ class SupposedScale:
         if has_trait(node, Trait.EFFECT):
             self._is_refuted |= any(map(self._keeps_scale, operands))
             self._is_used |= not self._freed.isdisjoint(operands)
-        result = evaluate_powers(node, degrees, _has_every_degree)
+        result = degrees_through(node, degrees, _has_every_degree)
         if isinstance(result, Conflict) or not self.bent.isdisjoint(operands):
             self.bent.update(node.outputs)
             return

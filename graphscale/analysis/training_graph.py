@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt, TryTogether
 from graphscale.analysis.bodies import Unrolled, unroll_bodies
-from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
@@ -36,6 +35,7 @@ from graphscale.errors import (
     UpdateError,
     suggest,
 )
+from graphscale.flow.degree import ZERO
 from graphscale.graph.values import Use, inputs_of, is_float, is_known_zero, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
 from graphscale.process.stages import report_stage
@@ -199,7 +199,7 @@ def _solve_attempt(topology: Topology, seed: Use | None, chosen: Sequence[ir.Val
             f"no place was found where the loss scale can enter the backward pass of loss {loss.name!r}: "
             + _why_no_place(solver)
         )
-    if plan.values.get(loss, 0) not in (0, ZERO):
+    if plan.degree(loss) not in (0, ZERO):
         raise SeedNotFoundError(f"the loss {loss.name!r} would itself be scaled; name the loss with --loss")
     for value in chosen:
         if value not in plan.unscaled and value not in solver.lost:
@@ -250,7 +250,7 @@ def _solve_without_optimizer(
 
 
 def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
-    return {node for node in contractions if not any(solver.plan.edges(node).values())}
+    return {node for node in contractions if not any(solver.plan.edge(node, i) for i in range(len(node.inputs)))}
 
 
 def _why_no_place(solver: Solver) -> str:
@@ -325,7 +325,7 @@ def _finish(
         updates=_updates(roles, named, answers),
         accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
         coverage=attempt.coverage,
-        degrees={value: degree for value, degree in plan.values.items() if degree != 0},
+        degrees=plan.degrees(),
         warnings=tuple(attempt.coverage.warnings()),
     )
 

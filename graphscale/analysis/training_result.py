@@ -8,11 +8,11 @@ from collections.abc import Container, Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Degree, Degrees
-from graphscale.analysis.edits import Place, Unscaling
+from graphscale.analysis.edits import Place, Plan, Unscaling
 from graphscale.analysis.roles.role_table import Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Update
+from graphscale.flow.degree import Degree
 from graphscale.graph.values import Use, constant_tensor, inner_nodes, node_name
 from graphscale.operators import rule_of
 
@@ -110,7 +110,7 @@ class TrainingGraph:
 
 def measure_coverage(
     topology: Topology,
-    degrees: Degrees,
+    plan: Plan,
     cotangents: Mapping[ir.Node, tuple[Use, ...]],
     optimizer: Container[ir.Node] = frozenset(),
 ) -> Coverage:
@@ -118,7 +118,7 @@ def measure_coverage(
 
     Args:
         topology: the graph.
-        degrees: the degree of every edge.
+        plan: the degree of every edge.
         cotangents: the backward contractions and gradient operators, with their known cotangents.
         optimizer: nodes of the optimizer, which do not count.
     """
@@ -129,7 +129,7 @@ def measure_coverage(
         for inner in (node, *inner_nodes(node))
         if _counts(topology, inner, node in cotangents)
     ]
-    missed = [node for node in nodes if all(degrees.edge(node, i) == 0 for i in range(len(node.inputs)))]
+    missed = [node for node in nodes if all(plan.edge(node, i) == 0 for i in range(len(node.inputs)))]
     return Coverage(tuple(nodes), tuple(missed))
 
 

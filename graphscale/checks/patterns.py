@@ -8,7 +8,16 @@ from graphscale.graph.values import constant_tensor, inputs_of
 from graphscale.graph.walks import source_of
 from graphscale.operators import Kind, optimizer_of, rule_of
 
-__all__ = ["assigns", "input_at", "is_comparison", "is_contradiction", "producer", "skip_ordering", "update_signal"]
+__all__ = [
+    "assigns",
+    "input_at",
+    "is_cast_of",
+    "is_comparison",
+    "is_contradiction",
+    "producer",
+    "skip_ordering",
+    "update_signal",
+]
 
 
 def input_at(node: ir.Node, index: int | None) -> ir.Value | None:
@@ -20,6 +29,12 @@ def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node above a value if it has an operator, else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type else None
+
+
+def is_cast_of(value: ir.Value | None, source: ir.Value) -> bool:
+    """Return whether a value is another one, or a cast of it."""
+    node = producer(value, "Cast")
+    return (value if node is None else node.inputs[0]) is source
 
 
 def assigns(accumulator: ir.Node) -> bool:

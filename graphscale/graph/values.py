@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.files.external_data import relocate
-from graphscale.operators import OPERATORS, Kind, Trait, has_trait, rule_of
+from graphscale.operators import OPERATORS, Kind, Trait, constant_tensor, has_trait, rule_of
 
 __all__ = [
     "Use",
@@ -241,18 +241,6 @@ def uses_at(owners: Mapping[ir.Graph, ir.Node], node: ir.Node, value: ir.Value) 
     if not subgraphs(node):  # the value may have many other readers
         return [Use(node, i) for i, read in enumerate(node.inputs) if read is value]
     return [use for use in uses_of(value) if main_node(owners, use.node) is node]
-
-
-def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of a constant: an initializer that is no graph input, or the output of a Constant node."""
-    if value is None:
-        return None
-    if value.is_initializer():
-        return None if value.is_graph_input() else value.const_value
-    node = value.producer()
-    if node is not None and node.op_type == "Constant" and not node.domain:
-        return ir.convenience.get_const_tensor(value)
-    return None
 
 
 def constant_number(value: ir.Value | None, *, initial: bool = False) -> float | None:

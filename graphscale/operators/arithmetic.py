@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.operators.casting import CLEAR, INFER, deny
 from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
-from graphscale.operators.table import attribute, row
+from graphscale.operators.table import attribute, constant_tensor, row
 from graphscale.operators.traits import Trait
 
 _UNARY = Trait.ELEMENTWISE | Trait.TOTAL
@@ -17,6 +17,13 @@ _DEGREE_0 = Rule(Kind.DEGREE_0)
 _FLOAT_MAX = 3.4028234e38
 _FEW_EXPONENTS = deny("its exponent is all that float16 has")
 _POWER = deny("powers leave the range of float16")
+
+
+def _resolve_pow(node: ir.Node, rule: Rule) -> Rule:
+    """Return the rule of Pow: a power where the exponent is a constant number."""
+    exponent = constant_tensor(node.inputs[1])
+    is_number = exponent is not None and exponent.size == 1 and exponent.dtype is not ir.DataType.STRING
+    return Rule(Kind.POWER, data=(0,), power=float(exponent.numpy().flat[0])) if exponent and is_number else rule
 
 
 def _resolve_clip(node: ir.Node, rule: Rule) -> Rule:
@@ -60,9 +67,9 @@ row("BitwiseNot", _DEGREE_0, _UNARY)
 # --- functions that are not homogeneous -------------------------------------------------------------------------------
 row("Exp", NONLINEAR, _UNARY | Trait.LOSES_NEGATIVE, deny("its result overflows float16 from 11.1 on"))
 row("Log", NONLINEAR, _UNARY, deny("what float16 rounds to zero has no logarithm"))
-row("Pow", NONLINEAR, _BINARY | Trait.READS_FIRST, _POWER)
-row("Sqrt", NONLINEAR, _UNARY | Trait.READS_FIRST, INFER)
-row("Reciprocal", NONLINEAR, _UNARY | Trait.LOSES_INFINITY, INFER)
+row("Pow", NONLINEAR, _BINARY | Trait.READS_FIRST, _POWER, resolve=_resolve_pow)
+row("Sqrt", Rule(Kind.POWER, data=(0,), power=0.5), _UNARY | Trait.READS_FIRST, INFER)
+row("Reciprocal", Rule(Kind.POWER, data=(0,), power=-1), _UNARY | Trait.LOSES_INFINITY, INFER)
 row("Sin Cos", NONLINEAR, _UNARY, INFER)
 row("Floor Ceil Round", NONLINEAR, _UNARY, _FEW_EXPONENTS)
 row("Mod", NONLINEAR, Trait.ELEMENTWISE, _FEW_EXPONENTS)

@@ -14,14 +14,15 @@ _INDEX = ir.DataType.INT64
 
 # --- results without a scale ------------------------------------------------------------------------------------------
 row("Constant", _DEGREE_0, Trait.TOTAL)
-row("ConstantOfShape Range", _DEGREE_0)
+row("ConstantOfShape", _DEGREE_0)
+row("Range", NONLINEAR)
 row("NonZero", _DEGREE_0, dtype=_INDEX)
 row("HannWindow HammingWindow BlackmanWindow", _DEGREE_0)
 row("Shape Size", _SHAPE, Trait.TOTAL, dtype=_INDEX)
 row("EyeLike", _SHAPE)
 row("RandomNormalLike RandomUniformLike", _SHAPE, Trait.RANDOM)
-row("RandomNormal RandomUniform Bernoulli", _DEGREE_0, Trait.RANDOM)
-row("Multinomial", NONLINEAR, Trait.RANDOM)
+row("RandomNormal RandomUniform", _DEGREE_0, Trait.RANDOM)
+row("Bernoulli Multinomial", NONLINEAR, Trait.RANDOM)
 
 # --- subgraphs --------------------------------------------------------------------------------------------------------
 row("If", _BODY, Trait.REMOVABLE_BY_CONDITION, deny("its bodies are treated by themselves"))
@@ -31,7 +32,8 @@ row("Loop Scan", _BODY, Trait.REMOVABLE, deny("rounding adds up over the time st
 row("Optional OptionalGetElement SequenceAt SplitToSequence", FIRST, Trait.SHARES_BUFFER)
 row("ConcatFromSequence", FIRST, Trait.REMOVABLE)
 # A sequence of gradients cannot be divided: its members are unscaled.
-row("SequenceConstruct SequenceInsert", NONLINEAR, Trait.SHARES_BUFFER)
+row("SequenceConstruct", Rule(Kind.LINEAR, unscaled_first=True), Trait.SHARES_BUFFER)
+row("SequenceInsert", Rule(Kind.LINEAR, data=(0, 1), unscaled_first=True), Trait.SHARES_BUFFER)
 row("SequenceLength SequenceEmpty OptionalHasElement", _DEGREE_0)
 
 # --- quantized numbers, text, boxes -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     LINEAR = "the data operands must agree in degree, and the result has it"
     PRODUCT = "the degrees of the factors add up"
     QUOTIENT = "the degree of the divisor is subtracted"
+    POWER = "the degree of the operand is multiplied by a number"
     COMPARE = "the operands must agree in degree; the result has degree 0"
     SHAPE = "the result depends on the shapes of the operands alone"
     DEGREE_0 = "the result has degree 0, whatever goes in"
@@ -41,6 +42,8 @@ class Rule:
         outputs: the outputs that have the resulting degree; all others have degree 0.
         contraction: sums products over an axis (MatMul, Conv): where float16 gains, and where coverage is measured.
         gradient: an operator of a backward pass; `data` is its cotangent, known for certain.
+        power: the factor of a `POWER`.
+        unscaled_first: a plan takes the scale out of the operands, although the operator keeps it.
     """
 
     kind: Kind
@@ -50,10 +53,17 @@ class Rule:
     outputs: tuple[int, ...] = ALL
     contraction: bool = False
     gradient: bool = False
+    power: float = 1.0
+    unscaled_first: bool = False
 
     def operands(self, count: int) -> tuple[int, ...]:
         """Return the indices of the data operands of a node with `count` inputs."""
         return tuple(range(count)) if self.data == ALL else tuple(i for i in self.data if i < count)
+
+    @property
+    def bends(self) -> bool:
+        """True if the results are no linear function of the operands together."""
+        return self.kind in (Kind.NONLINEAR, Kind.POWER)
 
     def has_degree(self, output: int) -> bool:
         """Return whether the output of this index has the resulting degree."""

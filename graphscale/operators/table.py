@@ -22,6 +22,7 @@ __all__ = [
     "Operator",
     "Optimizer",
     "attribute",
+    "constant_tensor",
     "has_trait",
     "nodes_with",
     "operators_with",
@@ -117,6 +118,18 @@ def row(
         if (domain, name) in OPERATORS:
             raise ValueError(f"two rows for {domain or 'ai.onnx'}.{name}")
         OPERATORS[domain, name] = Operator(rule, traits, casting, **facts)
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor of a constant: an initializer that is no graph input, or the output of a Constant node."""
+    if value is None:
+        return None
+    if value.is_initializer():
+        return None if value.is_graph_input() else value.const_value
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and not node.domain:
+        return ir.convenience.get_const_tensor(value)
+    return None
 
 
 def rule_of(node: ir.Node) -> Rule | None:

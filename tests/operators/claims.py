@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Conflict, Degree, Degrees, evaluate
+from graphscale.flow.degree import Degree, DegreeDomain, degree_of
+from graphscale.flow.interpreter import Flow
 from graphscale.operators import OPERATORS, Kind, rule_of
 
 # The traits that `properties` compares with a runtime.
@@ -29,8 +30,9 @@ def claim_degrees(node: ir.Node, operands: Mapping[str, Degree]) -> Claimed:
     """
     assert isinstance(node.graph, ir.Graph)
     values = {value: operands[value.name] for value in node.graph.inputs if value.name in operands}
-    result = evaluate(node, Degrees(values))
-    return None if isinstance(result, Conflict) else tuple(result)
+    domain = DegreeDomain()
+    result = Flow(domain, values).evaluate(node)
+    return None if domain.conflicts else tuple(map(degree_of, result))
 
 
 def ruled_operators() -> set[tuple[str, str]]:

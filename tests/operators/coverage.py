@@ -8,6 +8,11 @@ from graphscale.operators import MICROSOFT
 from tests.operators.claims import CHECKED_TRAITS, Claim, claim_degrees, ruled_operators, traits_of
 from tests.operators.recipes import RECIPES
 
+_NUMBERLESS = "reads no floating-point numbers, or their count alone"
+_NUMBERLESS_OPERATORS = (
+    "BlackmanWindow ConstantOfShape HammingWindow HannWindow OptionalHasElement SequenceEmpty SequenceLength "
+    "StringNormalizer"
+)
 # Operators whose rules and traits claim something, and that nothing here can run, by the reason.
 _UNTRIED = {
     "onnxruntime-training has no kernel of it for a CPU": (
@@ -15,11 +20,14 @@ _UNTRIED = {
         "ConvTransposeGrad FakeQuantGrad FlattenAndUnpad IsAllFinite IsFinite LambOptimizer PadAndUnflatten "
         "ResizeGrad ScaledSum SoftmaxDropoutGrad View"
     ),
+    _NUMBERLESS: "All BroadcastGradientArgs Group",
     "needs several GPUs": "NcclAllGather NcclAllReduce NcclReduceScatter",
     "its results must be its operands' memory, which they are not where a graph begins": "PassThrough",
 }
-UNTRIED: dict[tuple[str, str], str] = {("", "Upsample"): "deprecated before opset 10"} | {
-    (MICROSOFT, name): reason for reason, names in _UNTRIED.items() for name in names.split()
+UNTRIED: dict[tuple[str, str], str] = {
+    ("", "Upsample"): "deprecated before opset 10",
+    **dict.fromkeys((("", name) for name in _NUMBERLESS_OPERATORS.split()), _NUMBERLESS),
+    **{(MICROSOFT, name): reason for reason, names in _UNTRIED.items() for name in names.split()},
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 import pytest
 
-from graphscale.analysis.degrees import ZERO, Degree
+from graphscale.flow.degree import ZERO, Degree
 from graphscale.operators import MICROSOFT
 from tests.operators.claims import Claim, Claimed, claim_degrees
 from tests.operators.drawn import each_draw

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from graphscale.analysis.degrees import ZERO, Degree
+from graphscale.flow.degree import ZERO, Degree
 
 # An array, a sequence of arrays, or None for an empty optional.
 Data = Any

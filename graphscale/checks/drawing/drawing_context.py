@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
 from graphscale.analysis.training_graph import analyse
 from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import GraphscaleError
+from graphscale.flow.degree import ZERO, Degree
 from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.values import inner_nodes, uses_of
@@ -134,8 +134,8 @@ def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -
     scale, loss = read.named.get("loss_scale"), read.named.get("loss")
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
-        known, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))
-        degrees, unclear = known.values, frozenset(value for node in conflicts for value in node.outputs)
+        degrees, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))
+        unclear = frozenset(value for node in conflicts for value in node.outputs)
     unscaled = (node.inputs[0] for node, mark in passes.items() if mark == UnscaleGradients.name and node.inputs)
     scaled = [value for value in unscaled if value is not None and degrees.get(value, 0) != 0]
     scaled += [value for value, degree in degrees.items() if degree == 1 and value.producer() in passes]

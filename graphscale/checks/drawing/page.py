@@ -14,13 +14,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO
 from graphscale.checks.diffing.match import attribute_text, tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.lanes import Layout
 from graphscale.checks.drawing.scene import BADGES, Box, Scene
 from graphscale.checks.drawing.svg import CHIPS, draw, identifier
 from graphscale.files.writing import WRITER
+from graphscale.flow.degree import ZERO
 from graphscale.graph.values import constant_tensor, node_name, op_name
 
 __all__ = ["Cell", "Jump", "Table", "degree_of", "embed_json", "list_facts", "render"]

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Degree
 from graphscale.analysis.edits import Place
 from graphscale.checks.diffing.match import tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.wiring import Wiring
+from graphscale.flow.degree import ZERO, Degree
 from graphscale.graph.values import constant_tensor, inputs_of
 
 __all__ = ["BADGES", "Box", "Link", "Scene", "make_scene"]

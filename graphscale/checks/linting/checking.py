@@ -15,7 +15,7 @@ from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, i
 from graphscale.checks.patterns import is_contradiction
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Trait, has_trait, rule_of
 
 __all__: list[str] = []
 
@@ -205,7 +205,7 @@ def _adds_none(context: LintContext, value: ir.Value) -> bool:
     if value in flow.unscaled and not is_quotient_of_scale:
         return False
     rule = rule_of(node)
-    is_norm = rule is not None and rule.kind is Kind.NONLINEAR
+    is_norm = rule is not None and rule.bends
     return flow.degree(value) != 1 or is_norm or has_trait(node, Trait.EXACT)
 
 

@@ -13,10 +13,9 @@ from collections.abc import Collection, Container, Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO, Conflict, Degree
-from graphscale.analysis.powers import evaluate_powers
 from graphscale.checks.linting.view import View, is_zero
 from graphscale.checks.patterns import input_at
+from graphscale.flow.degree import ZERO, Conflict, Degree, degrees_through
 from graphscale.graph.values import constant_tensor, is_float, is_scalar, reads_shape, subgraphs
 from graphscale.operators import Kind, rule_of
 
@@ -116,7 +115,7 @@ class Flow:
     def _evaluate(self, node: ir.Node) -> None:
         degrees = [self.degree(value) for value in node.inputs]
         event = self._other_scale(node, degrees)
-        result = evaluate_powers(node, degrees)
+        result = degrees_through(node, degrees)
         if isinstance(result, Conflict):
             event = self._conflict(node, result) or event
             result = [result.degree if is_float(value) else 0 for value in node.outputs]
@@ -272,7 +271,7 @@ class Scalars:
         degrees = [0 if value is None else self.degrees.get(value, 0) for value in node.inputs]
         if not any(degrees):
             return
-        result = evaluate_powers(node, degrees)
+        result = degrees_through(node, degrees)
         if isinstance(result, Conflict):
             self.bent.update(node.outputs)
         else:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import ZERO
 from graphscale.analysis.hints import NO_HINTS
 from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.topology import Topology
@@ -23,6 +22,7 @@ from graphscale.checks.patterns import input_at
 from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
+from graphscale.flow.degree import ZERO
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale

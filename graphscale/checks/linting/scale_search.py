@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Conflict, Degree
-from graphscale.analysis.powers import evaluate_powers
 from graphscale.checks.linting.flow import Flow, Scalars
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_contradiction
 from graphscale.errors import LossError, suggest
+from graphscale.flow.degree import Conflict, Degree, degrees_through
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
 from graphscale.graph.walks import producers_of, reach, source_of
 from graphscale.operators import Kind, Trait, has_trait, rule_of
@@ -178,7 +177,7 @@ def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
         value = pending.pop()
         for node, index in value.uses():
             rule = rule_of(node)
-            if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT, Kind.LINEAR, Kind.NONLINEAR):
+            if rule is None or not (rule.bends or rule.kind in (Kind.PRODUCT, Kind.QUOTIENT, Kind.LINEAR)):
                 continue
             # An index or a shape is no data.
             data = {*rule.operands(len(node.inputs)), *rule.addends}
@@ -186,7 +185,7 @@ def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
                 continue
             others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
             if all(constant_tensor(v) is not None or v in degrees for v in others) and node.domain == "":
-                result = evaluate_powers(node, [0 if v is None else degrees.get(v, 0) for v in node.inputs])
+                result = degrees_through(node, [0 if v is None else degrees.get(v, 0) for v in node.inputs])
                 if isinstance(result, Conflict) and constant_tensor(leaf) is None:
                     found.bent.extend(node.outputs)
                 if not isinstance(result, Conflict) and node.outputs[0] not in degrees and result[0] not in (0, None):

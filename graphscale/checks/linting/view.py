@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.analysis.powers import is_zero
+from graphscale.flow.degree import is_small_zero as is_zero
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, check_order, descendants

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.degrees import Degrees
-from graphscale.checks.patterns import skip_ordering
+from graphscale.checks.patterns import is_cast_of, skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair, Roles
@@ -380,7 +379,7 @@ def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
     for value, times in pending:  # grows
         for node, index in uses_of(value):
             other = node.inputs[1 - index] if len(node.inputs) == 2 else None
-            if node.op_type == "Div" and index == 0 and Degrees(symbol=scale).is_symbol(other):
+            if node.op_type == "Div" and index == 0 and is_cast_of(other, scale):
                 return node.outputs[0]
             if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
                 pending.append((node.outputs[0], times and node.op_type == "Cast"))

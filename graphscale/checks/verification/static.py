@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from graphscale.analysis.degrees import ZERO, Degrees
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
 from graphscale.analysis.proof import prove, reach_unchecked
 from graphscale.analysis.resets import is_reset
-from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
+from graphscale.checks.patterns import assigns, input_at, is_cast_of, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
 from graphscale.errors import ProofError
+from graphscale.flow.degree import ZERO, Degree
 from graphscale.graph.values import constant_tensor, inputs_of, node_name, uses_of
 from graphscale.graph.walks import ancestors, producers_of
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
@@ -110,7 +110,7 @@ def _metadata(pair: Pair, roles: Roles) -> Iterator[str]:
 
 
 def _free_of_scale(
-    pair: Pair, roles: Roles, degrees: Degrees | None, contradiction: str, loss: ir.Value | None
+    pair: Pair, roles: Roles, degrees: Mapping[ir.Value, Degree] | None, contradiction: str, loss: ir.Value | None
 ) -> Check:
     name, graph = "outputs, state and loss free of the scale", pair.scaled.graph
     if degrees is None:
@@ -121,7 +121,7 @@ def _free_of_scale(
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
     for node in nodes_with(graph, Trait.ACCUMULATOR):
         value = node.inputs[1]
-        if value is not None and degrees.values.get(skip_ordering(value), 0) not in (0, ZERO):
+        if value is not None and degrees.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
     return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {roles.scale.name!r}", True)
 
@@ -155,9 +155,8 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
 def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
     """Return the unscaled gradients with a complete finite check."""
     assert roles.all_finite is not None
-    symbol = Degrees(symbol=roles.scale)
-    divisions = (node for node in graph if (node.domain, node.op_type) == ("", "Div"))
-    quotients = frozenset(node.outputs[0] for node in divisions if symbol.is_symbol(node.inputs[1]))
+    divisions = (node for node in graph if (node.domain, node.op_type) == ("", "Div") and node.inputs[1] is not None)
+    quotients = frozenset(n.outputs[0] for n in divisions if is_cast_of(n.inputs[1], roles.scale))
     return find_tested_values(roles.all_finite, quotients) & quotients
 
 
@@ -233,7 +232,7 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
         yield f"the update rule does not read {roles.all_finite.name!r}"
 
 
-def _coverage(pair: Pair, degrees: Degrees | None, contradiction: str) -> Check:
+def _coverage(pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradiction: str) -> Check:
     name, coverage = "backward contractions scaled", pair.analysis.coverage
     if degrees is None:
         return Check(name, SKIPPED, f"the degrees are not known: {contradiction}", True)
@@ -242,7 +241,7 @@ def _coverage(pair: Pair, degrees: Degrees | None, contradiction: str) -> Check:
     lacking = [
         f"the loss scale does not reach {node_name(other)!r}: what it computes may underflow"
         for other in others
-        if not any(degree != 0 for degree in degrees.edges(other).values())
+        if not any(degrees.get(value, 0) != 0 for value in inputs_of(other))
     ]
     covered = f"{coverage.covered} of {coverage.total}" if coverage.total else "there is nothing to protect"
     return Check.proved(name, sorted(lacking), covered)

@@ -1,0 +1,300 @@
+"""Degrees: the power of each scale in every value of a graph, by the rules of the operator table.
+
+Multiply some values by symbols S > 0; the degree of a value says by which power of each symbol it is multiplied then. A
+degree is a number where there is one symbol, and a `Powers` vector where there are several. All integer and half powers
+occur: a square has degree 2, its root degree 1, a reciprocal degree -1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from graphscale.flow.interpreter import Domain
+from graphscale.graph.values import is_known_zero, node_name, op_name
+from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
+
+__all__ = [
+    "ZERO",
+    "Conflict",
+    "Degree",
+    "DegreeDomain",
+    "Element",
+    "Mixed",
+    "Powers",
+    "degree_of",
+    "degrees_through",
+    "is_small_zero",
+]
+
+# Larger tensors are weights, and not read.
+_SMALL = 4096
+
+# A test for a value known to be all zeros, without reading weights.
+is_small_zero = functools.partial(is_known_zero, largest=_SMALL)
+
+
+class Powers(float):
+    """The powers of several scales: a number for its readers, their sum, that is added and compared scale by scale.
+
+    Args:
+        powers: the power of each scale other than 0, by the number of the scale.
+    """
+
+    def __new__(cls, powers: Mapping[int, float]) -> Powers:
+        self = super().__new__(cls, sum(powers.values()))
+        self._powers = dict(powers)
+        return self
+
+    _powers: dict[int, float]
+
+    def __add__(self, other: float) -> float:
+        return self._merge(other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: float) -> float:
+        return self._merge(other, -1)
+
+    def __rsub__(self, other: float) -> float:
+        return self * -1 + other
+
+    def __mul__(self, factor: float) -> float:
+        return _powers({scale: power * factor for scale, power in self._powers.items()})
+
+    def __abs__(self) -> float:
+        return sum(map(abs, self._powers.values()))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Powers) and self._powers == other._powers
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._powers.items()))
+
+    def __repr__(self) -> str:
+        return f"Powers({self._powers})"
+
+    def _merge(self, other: float, sign: int) -> float:
+        assert isinstance(other, Powers) or other == 0
+        merged = dict(self._powers)
+        for scale, power in other._powers.items() if isinstance(other, Powers) else ():
+            merged[scale] = merged.get(scale, 0) + sign * power
+        return _powers(merged)
+
+
+def _powers(powers: Mapping[int, float]) -> float:
+    """Return a vector, or 0 for the empty one."""
+    present = {scale: power for scale, power in powers.items() if power}
+    return Powers(present) if present else 0
+
+
+# None, ZERO, for a value known to be all zeros, which has every degree at once.
+Degree: TypeAlias = float | None
+ZERO: Degree = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Conflict:
+    """A node whose operands' degrees its rule does not allow.
+
+    Attributes:
+        node: the node; inside a subgraph, the inner one.
+        operands: the input indices of `node` whose degree must become 0; none where its branches or rounds disagree.
+        others: for a sum, the indices of the operands of degree 0, which could be scaled instead.
+        unknown: True if the operator has no rule.
+        degree: the degree of the result, apart from the conflict.
+    """
+
+    node: ir.Node
+    operands: tuple[int, ...]
+    others: tuple[int, ...] = ()
+    unknown: bool = False
+    degree: Degree = 0
+
+    def __str__(self) -> str:
+        if self.unknown:
+            reason = UNRULED.get((self.node.domain, self.node.op_type))
+            why = "" if reason is None else f": {reason}"
+            return f"operator {op_name(self.node)} of node {node_name(self.node)!r} has no degree rule{why}"
+        names = ", ".join(repr(v.name) for i in self.operands if (v := self.node.inputs[i]) is not None)
+        return f"{op_name(self.node)} of node {node_name(self.node)!r} is not linear in {names}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """The top of the lattice: no power of the scales describes the value.
+
+    Attributes:
+        reason: the conflict that it comes from.
+        degree: the degree apart from the conflict, with which a diagnosis goes on.
+    """
+
+    reason: Conflict
+    degree: Degree
+
+
+Element: TypeAlias = Degree | Mixed
+
+
+def degree_of(element: Element) -> Degree:
+    """Return the degree of an element, apart from conflicts above."""
+    return element.degree if isinstance(element, Mixed) else element
+
+
+class DegreeDomain(Domain[Element]):
+    """The lattice ZERO < every power < MIXED.
+
+    Args:
+        is_zero: tests whether a value is known to be all zeros.
+
+    Attributes:
+        conflicts: the conflict of each node, in the order of visits.
+    """
+
+    default: Element = 0
+
+    def __init__(self, is_zero: Callable[[ir.Value | None], bool] = is_known_zero) -> None:
+        self.is_zero = is_zero
+        self.conflicts: dict[ir.Node, Conflict] = {}
+
+    def transfer(self, node: ir.Node, operands: Sequence[Element]) -> Sequence[Element]:
+        degrees = {i: degree_of(e) for i, e in enumerate(operands) if node.inputs[i] is not None}
+        rule = rule_of(node)
+        for i in () if rule is None else rule.ignored:
+            degrees.pop(i, None)
+        result = self.result(node, rule, degrees)
+        if isinstance(result, Conflict):
+            self.conflicts[node] = result
+        elif self.conflicts and not any(isinstance(element, Mixed) for element in operands):
+            # A round before met lower operands; a mixed one has the degree of the conflict, which hides it.
+            self.conflicts.pop(node, None)
+        return _outputs(node, rule, result, [e for i, e in enumerate(operands) if i in degrees])
+
+    def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
+        """Return the degree of a node's results, or the conflict of its operands.
+
+        Args:
+            node: the node.
+            rule: its rule.
+            degrees: the degrees of its operands by their indices.
+        """
+        return _power_of(node, rule, degrees, self.is_zero)
+
+    def join(self, node: ir.Node, elements: Sequence[Element]) -> Element:
+        first = elements[0]
+        if isinstance(first, Mixed):
+            return first
+        distinct = [e for e in dict.fromkeys(elements) if e is not ZERO]
+        mixed = next((e for e in distinct if isinstance(e, Mixed)), None)
+        if mixed is None and len(distinct) > 1:
+            conflict = Conflict(node, (), degree=max(map(_known, distinct), key=abs))
+            mixed = Mixed(self.conflicts.setdefault(node, conflict), conflict.degree)
+        return mixed if mixed is not None else distinct[0] if distinct else ZERO
+
+    def pass_border(self, value: ir.Value, element: Element) -> Element:
+        return ZERO if element == 0 and element is not ZERO and self.is_zero(value) else element
+
+
+def _known(element: Element) -> float:
+    return degree_of(element) or 0
+
+
+def _outputs(
+    node: ir.Node, rule: Rule | None, result: Degree | Conflict, operands: Sequence[Element]
+) -> Sequence[Element]:
+    """Return the elements of a node's outputs by its result."""
+    count = len(node.outputs)
+    above = next((e for e in operands if isinstance(e, Mixed)), None)
+    element: Element
+    if isinstance(result, Conflict):
+        element = Mixed(result if above is None else above.reason, result.degree)
+    elif above is not None and result != 0 and result is not ZERO:
+        element = Mixed(above.reason, result)
+    else:
+        element = result
+    if rule is None or rule.outputs == ALL:
+        return [element] * count
+    return [element if i in rule.outputs else 0 for i in range(count)]
+
+
+def degrees_through(
+    node: ir.Node, degrees: Sequence[Degree], is_zero: Callable[[ir.Value | None], bool] = is_small_zero
+) -> Sequence[Degree] | Conflict:
+    """Return the degree of each output of a node without bodies by the degrees of its inputs, or their conflict."""
+    rule = rule_of(node)
+    ignored = () if rule is None else rule.ignored
+    operands = {i: d for i, d in enumerate(degrees) if node.inputs[i] is not None and i not in ignored}
+    result = _power_of(node, rule, operands, is_zero)
+    if isinstance(result, Conflict):
+        return result
+    return [result if rule is not None and rule.has_degree(i) else 0 for i in range(len(node.outputs))]
+
+
+def _power_of(
+    node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree], is_zero: Callable[[ir.Value | None], bool]
+) -> Degree | Conflict:
+    """Return the degree of a node's results by the degrees of its operands, with every power allowed; see `Kind`."""
+    carrying = tuple([i for i, degree in degrees.items() if degree])
+    if not carrying and ZERO not in degrees.values():
+        return 0
+    if rule is None:
+        return Conflict(node, carrying, unknown=True, degree=_largest(degrees, carrying)) if carrying else 0
+    if rule.kind in (Kind.SHAPE, Kind.DEGREE_0):
+        return 0
+    if rule.kind is Kind.NONLINEAR:
+        return Conflict(node, carrying, degree=_largest(degrees, carrying)) if carrying else 0
+    data = tuple(degrees) if rule.data == ALL else tuple([i for i in rule.data if i in degrees])
+    stray = tuple([i for i in carrying if i not in data and i not in rule.addends])
+    if stray:
+        return Conflict(node, stray, degree=_largest(degrees, carrying))
+    if rule.kind is Kind.POWER:
+        degree = degrees[data[0]]
+        return ZERO if degree is ZERO and rule.power > 0 else (degree or 0) * rule.power
+    if rule.kind in (Kind.LINEAR, Kind.COMPARE):
+        agreed = agree(node, data, degrees, is_zero)
+        return agreed if rule.kind is Kind.LINEAR or isinstance(agreed, Conflict) or not agreed else 0
+    if any(degrees[i] is ZERO for i in data):
+        added = [i for i in rule.addends if i in degrees]
+        return agree(node, added, degrees, is_zero) if added else ZERO
+    if rule.kind is Kind.QUOTIENT:
+        return (degrees[data[0]] or 0) - (degrees[data[1]] or 0)
+    factors, total = tuple(i for i in data if degrees[i]), sum((degrees[i] or 0 for i in data), start=0)
+    added = [i for i in rule.addends if i in degrees and degrees[i] not in (ZERO, total)]
+    added = [i for i in added if not is_zero(node.inputs[i])]
+    if not added:
+        return total
+    if total == 0:
+        return Conflict(node, tuple(added), others=data, degree=_largest(degrees, added))
+    return Conflict(node, factors, others=tuple(added), degree=total)
+
+
+def agree(
+    node: ir.Node,
+    data: Sequence[int],
+    degrees: Mapping[int, Degree],
+    is_zero: Callable[[ir.Value | None], bool],
+) -> Degree | Conflict:
+    """Return the common degree of some operands of a node, or their conflict."""
+    present = {degrees[i] for i in data}
+    present.discard(ZERO)
+    if not present:
+        return ZERO if data else 0
+    if len(present) == 1:
+        return present.pop()
+    nonzero = [i for i in data if degrees[i] or (degrees[i] == 0 and not is_zero(node.inputs[i]))]
+    present = {degrees[i] for i in nonzero}
+    if len(present) == 1:
+        return present.pop()
+    high = tuple(i for i in nonzero if degrees[i])
+    return Conflict(node, high, tuple(i for i in nonzero if degrees[i] == 0), degree=_largest(degrees, high))
+
+
+def _largest(degrees: Mapping[int, Degree], indices: Sequence[int]) -> float:
+    return max((degrees[i] or 0 for i in indices), key=abs, default=0)
