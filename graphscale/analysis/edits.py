@@ -149,7 +149,7 @@ class Plan(DegreeDomain):
         return 0 if unscaled is not None and element is not ZERO and unscaled.covers((node, index)) else element
 
     def write(self, value: ir.Value, element: Element) -> Element:
-        """Apply a scale that enters at a value of a body."""
+        """Apply a scale that enters at a value."""
         if value not in self.scaled_values or element is ZERO:
             return element
         return (degree_of(element) or 0) + 1

@@ -15,8 +15,9 @@ from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_of
 from graphscale.flow.interpreter import Flow
-from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, reads_shape, subgraphs
-from graphscale.graph.walks import ancestors, depends_on, outputs_reached
+from graphscale.flow.support import depends_on, reach
+from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, subgraphs
+from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, nodes_with, rule_of
 
 __all__ = ["prove", "reach_unchecked", "scale_degrees", "scaled_contractions"]
@@ -112,15 +113,7 @@ def reach_unchecked(
         checked: the tested values.
         rule_nodes: the nodes of the update rule, which are left out.
     """
-    found = {scale}
-    for node in nodes:
-        if found.isdisjoint(operands_of(node) if subgraphs(node) else node.inputs):
-            continue
-        if node in rule_nodes or reads_shape(node):
-            continue
-        reached = outputs_reached(node, found) if subgraphs(node) else node.outputs
-        found.update(value for value in reached if value not in checked)
-    return found
+    return reach((node for node in nodes if node not in rule_nodes), [scale], checked)
 
 
 def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:

@@ -177,6 +177,14 @@ class DegreeDomain(Domain[Element]):
             self.conflicts.pop(node, None)
         return _outputs(node, rule, result, [e for i, e in enumerate(operands) if i in degrees])
 
+    def opaque(self, node: ir.Node, operands: Sequence[Element]) -> Sequence[Element]:
+        degree = _largest(dict(enumerate(map(degree_of, operands))), range(len(operands)))
+        if not degree:
+            return [0] * len(node.outputs)
+        carrying = tuple(i for i, element in enumerate(operands[: len(node.inputs)]) if degree_of(element))
+        self.conflicts[node] = conflict = Conflict(node, carrying, unknown=True, degree=degree)
+        return [Mixed(conflict, degree)] * len(node.outputs)
+
     def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
         """Return the degree of a node's results, or the conflict of its operands.
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import onnx_ir as ir
 
-from graphscale.graph.values import subgraphs
+from graphscale.graph.values import captured_values, operands_of, subgraphs
 from graphscale.graph.walks import carried_by
 
 __all__ = ["Domain", "Flow", "run"]
@@ -34,7 +34,7 @@ class Domain(abc.ABC, Generic[E]):
 
     @abc.abstractmethod
     def transfer(self, node: ir.Node, operands: Sequence[E]) -> Sequence[E]:
-        """Return the elements of the outputs of a node without known bodies; a missing operand has the default."""
+        """Return the elements of the outputs of a node without bodies; a missing operand has the default."""
 
     @abc.abstractmethod
     def join(self, node: ir.Node, elements: Sequence[E]) -> E:
@@ -42,6 +42,10 @@ class Domain(abc.ABC, Generic[E]):
 
         The first is the present element of a carried value. With it the result is at least as high as that.
         """
+
+    @abc.abstractmethod
+    def opaque(self, node: ir.Node, operands: Sequence[E]) -> Sequence[E]:
+        """Return the elements of the outputs of a node whose bodies are unknown, by its operands and captures."""
 
     def pass_border(self, value: ir.Value, element: E) -> E:
         """Return the element with which a value enters a body, or leaves a branch: what its constants tell."""
@@ -60,7 +64,7 @@ class Domain(abc.ABC, Generic[E]):
         return element
 
     def write(self, value: ir.Value, element: E) -> E:
-        """Return the element of a value inside of a body, by that which its node gives."""
+        """Return the element of a value by that which its node, or the border of its body, gives."""
         return element
 
 
@@ -112,17 +116,22 @@ class Flow(Generic[E]):
 
     def visit(self, node: ir.Node) -> list[ir.Value]:
         """Interpret a node of the main graph anew, and return its outputs of changed element."""
-        results = self.evaluate(node)
-        return [v for v, element in zip(node.outputs, results, strict=True) if self._set(v, element)]
+        results, write = self.evaluate(node), self.domain.write
+        return [v for v, element in zip(node.outputs, results, strict=True) if self._set(v, write(v, element))]
 
     def evaluate(self, node: ir.Node) -> Sequence[E]:
         """Return the elements of a node's outputs; those of the values in its bodies are set."""
         if not _bodies(node, self._functions):
-            return self.domain.transfer(node, self.operands(node))
+            return self._transfer(node)
         layout = self._layouts.get(node)
         if layout is None:
             layout = self._layouts[node] = _Layout(node, self._functions)
         return _BodyRun(self, layout).run()
+
+    def _transfer(self, node: ir.Node) -> Sequence[E]:
+        if not subgraphs(node):
+            return self.domain.transfer(node, self.operands(node))
+        return self.domain.opaque(node, [*self.operands(node), *map(self.of, captured_values(node))])
 
     def _set(self, value: ir.Value, element: E) -> bool:
         if self.elements.get(value, self.domain.default) == element:
@@ -209,7 +218,7 @@ class _Layout:
             elif below := _bodies(inner, functions):
                 self._open(inner, below, stack)
             else:
-                self._add(inner, (), False, (v for v in inner.inputs if v is not None))
+                self._add(inner, (), False, operands_of(inner))
                 self.values += inner.outputs
 
     def _open(
@@ -257,7 +266,7 @@ class _BodyRun(Generic[E]):
             if bodies and not ends:
                 self._enter(node, bodies)
                 continue
-            outputs = self._leave(node, bodies) if bodies else self._domain.transfer(node, self._flow.operands(node))
+            outputs = self._leave(node, bodies) if bodies else self._flow._transfer(node)
             if node is self._layout.node:
                 results = outputs
                 continue

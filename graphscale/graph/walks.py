@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import onnx_ir as ir
 
 from graphscale.errors import ModelFileError
 from graphscale.graph.values import (
-    inner_nodes,
-    inputs_of,
     is_scalar,
     is_source,
     node_name,
-    op_name,
     operands_of,
     subgraphs,
 )
@@ -24,11 +21,9 @@ __all__ = [
     "ancestors",
     "carried_by",
     "check_order",
-    "depends_on",
     "descendants",
     "follows_from_numbers",
     "nodes_above",
-    "outputs_reached",
     "producers_of",
     "reach",
     "restore_order",
@@ -37,8 +32,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-# A node in place of the common dependences of its outputs.
-_Vertex = ir.Value | ir.Node
 
 
 def reach(start: Iterable[_T], step: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
@@ -192,65 +185,6 @@ def _early_read(graph: ir.Graph, operands: Callable[[ir.Node], Iterable[ir.Value
     return None
 
 
-def depends_on(value: ir.Value, source: ir.Value, graph: ir.Graph) -> bool:
-    """Return whether one value of a main graph depends on another.
-
-    An output of a node with subgraphs may depend on only some of its operands: those from which its branches compute
-    this output; in a Loop or Scan, those from which the body computes it in any round, and the number of rounds. The
-    length of a scanned value is no dependence, like all shapes.
-    """
-    start: list[_Vertex] = [value]
-    return source in reach(start, _Flow(graph.all_nodes()).above)
-
-
-def outputs_reached(node: ir.Node, values: Container[ir.Value]) -> set[ir.Value]:
-    """Return the outputs of a node that depend on some of the values around it."""
-    flow, start = _Flow((node, *inner_nodes(node))), list[_Vertex](node.outputs)
-    below: dict[_Vertex, list[_Vertex]] = {}
-
-    def above(vertex: _Vertex) -> Iterable[_Vertex]:
-        maker = vertex if isinstance(vertex, ir.Node) else vertex.producer()
-        if maker is not None and maker is not node and maker.graph is node.graph:
-            return ()
-        sources = flow.above(vertex)
-        for source in sources:
-            below.setdefault(source, []).append(vertex)
-        return sources
-
-    entering = [vertex for vertex in reach(start, above) if vertex in values]
-    reached = set(reach(entering, lambda vertex: below.get(vertex, ())))
-    return {value for value in node.outputs if value in reached}
-
-
-class _Flow:
-    """The dependences between values, bodies included.
-
-    Args:
-        nodes: the nodes, bodies included.
-    """
-
-    def __init__(self, nodes: Iterable[ir.Node]) -> None:
-        self._entering: dict[ir.Value, list[ir.Value]] = {}
-        for node in nodes:
-            if op_name(node) in ("Loop", "Scan"):
-                self._enter(node)
-
-    def _enter(self, node: ir.Node) -> None:
-        """Record the sources of the inputs of a body: operands of the node, and results of the last round."""
-        body, (first, count, ahead) = subgraphs(node)[0], carried_by(node)
-        for value, given in zip(body.inputs, node.inputs, strict=False):
-            self._entering[value] = [] if given is None else [given]
-        for value, following in zip(body.inputs[first : first + count], body.outputs[ahead:], strict=False):
-            self._entering.setdefault(value, []).append(following)
-
-    def above(self, vertex: _Vertex) -> Iterable[_Vertex]:
-        """Return the direct dependences of a value, or those common to all outputs of a node."""
-        if isinstance(vertex, ir.Node):
-            return _shared(vertex)
-        node = vertex.producer()
-        return self._entering.get(vertex, ()) if node is None else (node, *_own(node, vertex.index() or 0))
-
-
 def carried_by(node: ir.Node) -> tuple[int, int, int]:
     """Return the index of a body's first carried input, their number, and the index of the first carried output.
 
@@ -260,27 +194,3 @@ def carried_by(node: ir.Node) -> tuple[int, int, int]:
     first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
     scanned = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
     return first, len(subgraphs(node)[0].inputs) - scanned - first, ahead
-
-
-def _shared(node: ir.Node) -> Iterable[ir.Value]:
-    """Return the direct dependences common to all outputs of a node."""
-    bodies = subgraphs(node)
-    operator = op_name(node)
-    if not bodies or operator == "If":
-        return inputs_of(node)
-    if operator in ("Loop", "Scan"):
-        first, _, ahead = carried_by(node)
-        return (*bodies[0].inputs[:first], *bodies[0].outputs[:ahead])
-    return (*inputs_of(node), *(value for body in bodies for value in body.outputs))
-
-
-def _own(node: ir.Node, index: int) -> Iterator[ir.Value]:
-    """Yield the direct dependences of one output, without the common ones."""
-    operator = op_name(node)
-    for body in subgraphs(node):
-        if operator == "If":
-            yield body.outputs[index]
-        elif operator in ("Loop", "Scan"):
-            first, count, ahead = carried_by(node)
-            # Without a round, a carried value is unchanged.
-            yield body.inputs[first + index] if index < count else body.outputs[ahead + index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graphscale.graph.walks import depends_on, outputs_reached
+from graphscale.flow.support import depends_on, reach
 from tests.build import parse
 
 pytestmark = pytest.mark.static
@@ -47,7 +47,7 @@ def sources(outputs: str, node: str, index: int) -> set[str | None]:
     """)
     graph = ir.from_proto(model).graph
     value, around = graph[-1].outputs[index], (*graph.inputs, *graph[0].outputs)
-    found = {each.name for each in around if value in outputs_reached(graph[-1], {each})}
+    found = {each.name for each in around if value in reach([graph[-1]], [each])}
     above = found | ({"d"} if "e" in found else set())
     assert above == {each.name for each in around if depends_on(value, each, graph)}
     return found

@@ -1,0 +1,72 @@
+"""Support: the sources that a value depends on, output by output through bodies.
+
+An output of an If depends on its condition, and on what its branches compute it from; an output of a Loop or Scan on
+what the body computes it from in any round, and on the number of rounds. A shape is no dependence, nor is the length of
+a scanned value.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.flow.interpreter import Domain, Flow
+from graphscale.graph.values import reads_shape
+
+__all__ = ["SupportDomain", "depends_on", "reach"]
+
+
+class SupportDomain(Domain[int]):
+    """Sets of sources, a bit each.
+
+    Args:
+        stop: values that count as independent.
+    """
+
+    default = 0
+
+    def __init__(self, stop: Container[ir.Value] = ()) -> None:
+        self._stop = stop
+
+    def transfer(self, node: ir.Node, operands: Sequence[int]) -> Sequence[int]:
+        sources = 0 if reads_shape(node) else functools.reduce(operator.or_, operands, 0)
+        return [sources] * len(node.outputs)
+
+    def opaque(self, node: ir.Node, operands: Sequence[int]) -> Sequence[int]:
+        return [functools.reduce(operator.or_, operands, 0)] * len(node.outputs)
+
+    def join(self, node: ir.Node, elements: Sequence[int]) -> int:
+        return functools.reduce(operator.or_, elements)
+
+    def control(self, element: int, condition: int) -> int:
+        return element | condition
+
+    def write(self, value: ir.Value, element: int) -> int:
+        return 0 if value in self._stop else element
+
+
+def reach(
+    nodes: Iterable[ir.Node],
+    sources: Iterable[ir.Value],
+    stop: Container[ir.Value] = (),
+    functions: Mapping[ir.OperatorIdentifier, ir.Function] | None = None,
+) -> set[ir.Value]:
+    """Return some values, and those that depend on them.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order.
+        sources: the values.
+        stop: values to leave out, with the paths through them.
+        functions: the model-local functions.
+    """
+    flow = Flow(SupportDomain(stop), dict.fromkeys(sources, 1), functions)
+    flow.visit_all(nodes)
+    return {value for value, element in flow.elements.items() if element}
+
+
+def depends_on(value: ir.Value, source: ir.Value, graph: ir.Graph) -> bool:
+    """Return whether one value of a main graph depends on another."""
+    return value in reach(graph, [source])
