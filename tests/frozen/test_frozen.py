@@ -1,0 +1,68 @@
+"""The tables of behaviour, made again and compared.
+
+After a wanted change: `python -m tests.frozen.write`, and read the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.frozen.tables import FOLDER, TABLES, read_table
+from tests.frozen.write import differences, make_row
+
+pytestmark = pytest.mark.static
+
+
+def rows_of(name: str, some: int) -> Callable[[Callable[[str], None]], Callable[[str], None]]:
+    """Give a test the keys of a table, some of them in the quick tier."""
+
+    def mark(test: Callable[[str], None]) -> Callable[[str], None]:
+        return pytest.mark.sample(some)(pytest.mark.parametrize("key", read_table(name))(test))
+
+    return mark
+
+
+def compare(name: str, key: str) -> None:
+    assert list(differences(read_table(name)[key], make_row(name, key))) == []
+
+
+@rows_of("models", 8)
+def test_scaled_models(key: str) -> None:
+    compare("models", key)
+
+
+@rows_of("artifacts", 1)
+def test_scaled_artifacts(key: str) -> None:
+    compare("artifacts", key)
+
+
+@rows_of("reports", 3)
+def test_reports(key: str) -> None:
+    compare("reports", key)
+
+
+@rows_of("zoo", 8)
+def test_outcomes_of_the_zoo(key: str) -> None:
+    compare("zoo", key)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_is_whole(name: str) -> None:
+    table = read_table(name)
+    assert list(table) == sorted(TABLES[name].keys())
+    assert (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").count("\n") == len(table)
+
+
+def test_differences_name_the_field() -> None:
+    before = {"a": 1, "b": ["x", "y"], "c": {"d": "e"}, "f": [1, 2], "same": 0}
+    after = {"a": 2, "b": ["y", "z"], "c": {"d": "g"}, "f": [2, 1], "same": 0, "new": "h"}
+    assert list(differences(before, after)) == [
+        "a: - 1 + 2",
+        'b: - ["x"] + ["z"]',
+        "c.d: - e + g",
+        "f: in another order",
+        "new: - nothing + h",
+    ]
+    assert not list(differences(before, before))
