@@ -8,7 +8,7 @@ from collections.abc import Collection, Generator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Plan
+from graphscale.analysis.edits import LOSING, Place, Plan
 from graphscale.analysis.loss import is_differentiable
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients
@@ -29,10 +29,7 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import reach, source_of
 from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
-__all__ = ["LOSING", "find_cotangents", "find_gradient_like_values", "find_places"]
-
-# Scaled bounds would turn an overflow into a finite number before the finite check.
-LOSING = Trait.LOSES_INFINITY | Trait.LOSES_NEGATIVE
+__all__ = ["find_cotangents", "find_gradient_like_values", "find_places"]
 
 _SCATTERS = ("ScatterND", "ScatterElements")
 _SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
@@ -154,7 +151,7 @@ class _Search:
         rule = rule_of(node)
         if rule is None or rule.unscaled_first or not rule.has_degree(value.index() or 0):
             return nonlinear
-        if rule.kind is Kind.LINEAR and has_trait(node, LOSING) and len(inputs_of(node)) > 1:
+        if rule.kind is Kind.LINEAR and has_trait(node, LOSING):
             # The gradient is unscaled before its bounds, and scaled again behind them if necessary.
             bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v)]
             answer = (yield bounded[0]) if bounded else nonlinear
