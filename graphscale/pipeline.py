@@ -12,14 +12,14 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from graphscale.analysis.hints import Hints
+from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.own_scale import find_own_scale, refuse_own_scale
 from graphscale.analysis.report import TELEMETRY, Report, StateReport, make_report, read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AlreadyScaledError, AutocastError, TargetError
+from graphscale.errors import AlreadyScaledError, AutocastError, GraphscaleError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
@@ -28,7 +28,7 @@ from graphscale.graph.diagnosis import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.types import complete_types
-from graphscale.graph.values import inner_nodes, subgraphs
+from graphscale.graph.values import inner_nodes, node_name, subgraphs
 from graphscale.lowering.lower_model import lower_model
 from graphscale.passes import (
     AddTelemetry,
@@ -37,6 +37,8 @@ from graphscale.passes import (
     LowerOptimizers,
     Rewrite,
     ScaleLoss,
+    SplitGemm,
+    find_fused_updates,
     replace_training_ops,
     run_passes,
     scale_nodes,
@@ -140,7 +142,7 @@ def scale(
     hints = Hints(loss, seed, gradients or (), updates, answers)
     options = {**vars(hints), "target": chosen.plain or target}
     with record_original(work, proto):
-        warnings = [*prepare(work), *advise(work, chosen)]
+        warnings = [*prepare(work, hints), *advise(work, chosen)]
         own = find_own_scale(work.graph, hints.stated_by(work).answers.losses)
         warnings += refuse_own_scale(own, name)
         replaced = replace_training_ops(work, chosen)
@@ -230,8 +232,9 @@ def inspect(
                 "loss, a seed edge, gradients or updates"
             )
         return read_report(read_stamp(work.metadata_props, name), name)
-    warnings = prepare(work)
-    hints = Hints(loss, seed, gradients or (), updates, roles).stated_by(work)
+    hints = Hints(loss, seed, gradients or (), updates, roles)
+    warnings = prepare(work, hints)
+    hints = hints.stated_by(work)
     own = find_own_scale(work.graph, hints.answers.losses)
     warnings += [] if own is None else [own.warn()]
     graph = analyse(work.graph, hints, asking=False)
@@ -273,11 +276,16 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
 
 def needs_preparation(model: ir.Model) -> bool:
     """Return whether `prepare` will replace nodes of a model."""
-    return bool(model.functions) or LowerOptimizers.applies(model)
+    return bool(model.functions) or LowerOptimizers.applies(model) or bool(find_fused_updates(model.graph))
 
 
-def prepare(model: ir.Model) -> list[str]:
-    """Spell out nodes that hide the gradient path or have no kernel, with warnings; add missing types of outputs."""
+def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
+    """Spell out nodes that hide the gradient path or have no kernel, with warnings; add missing types of outputs.
+
+    Args:
+        model: the model.
+        hints: the user's names.
+    """
     warnings = []
     if model.functions:
         names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
@@ -286,7 +294,24 @@ def prepare(model: ir.Model) -> list[str]:
     if LowerOptimizers()(model).modified:
         warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
     complete_types(model)
+    fused = _find_hidden_gradients(model, hints)
+    if fused:
+        SplitGemm(fused)(model)
+        names = ", ".join(node_name(node) for node in fused)
+        warnings.append(f"a gradient was fused into an update: the Gemm nodes {names} were split into product and sum")
     return warnings
+
+
+def _find_hidden_gradients(model: ir.Model, hints: Hints) -> list[ir.Node]:
+    """Find the Gemm nodes with a gradient and a state that the loss scale does not reach."""
+    fused = find_fused_updates(model.graph)
+    if not fused:
+        return []
+    try:
+        missed = analyse(model.graph, hints.stated_by(model), asking=False).coverage.missed
+    except GraphscaleError:
+        return []  # the analysis of the whole step raises it again
+    return [node for node in fused if node in missed]
 
 
 def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None:

@@ -18,6 +18,7 @@ from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainin
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.scale_loss import ScaleLoss
+from graphscale.passes.split_gemm import SplitGemm, find_fused_updates
 from graphscale.passes.telemetry import AddTelemetry
 from graphscale.passes.unscale_gradients import UnscaleGradients
 from graphscale.passes.update_loss_scale import UpdateLossScale
@@ -36,8 +37,10 @@ __all__ = [
     "Rewrite",
     "RewritePass",
     "ScaleLoss",
+    "SplitGemm",
     "UnscaleGradients",
     "UpdateLossScale",
+    "find_fused_updates",
     "replace_training_ops",
     "run_passes",
     "scale_nodes",
@@ -47,6 +50,7 @@ __all__ = [
 # All passes, in running order.
 ORDER: tuple[type[GraphPass], ...] = (
     LowerOptimizers,
+    SplitGemm,
     Autocast,
     ScaleLoss,
     UnscaleGradients,

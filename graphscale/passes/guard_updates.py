@@ -27,6 +27,7 @@ __all__ = ["GuardUpdates"]
 # ONNX Runtime has no kernel of Where for the first type, and one for the second, which can hold all its values.
 _WIDER = {
     ir.DataType.BOOL: ir.DataType.UINT8,
+    ir.DataType.BFLOAT16: ir.DataType.FLOAT,
     ir.DataType.INT8: ir.DataType.INT32,
     ir.DataType.INT16: ir.DataType.INT32,
     ir.DataType.UINT16: ir.DataType.INT32,

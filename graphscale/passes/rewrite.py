@@ -69,9 +69,9 @@ class Rewrite:
         skip_nonfinite: True to check and guard the step for a fixed loss scale as well.
         scaled: the values where the scale enters, each with its product; filled by `ScaleLoss`.
         gradients: filled by `UnscaleGradients`.
+        sums: values past the gradients in which finite gradients can overflow; filled by `UnscaleGradients`.
         all_finite: the scalar bool value, set by `CheckFinite`.
-        applies: the scalar bool value that decides whether the step is applied: `all_finite`, unless the policy accepts
-            a non-finite step; set by `UpdateLossScale`.
+        applies: the flag of an applied step, `all_finite` or a policy's exception; set by `UpdateLossScale`.
         carried: filled by `UpdateLossScale`, `AddTelemetry` and `GuardUpdates`.
         telemetry: counters and outputs by their role; filled by `AddTelemetry`.
         activations: the values of the forward pass that telemetry checks, with dtypes; filled by `AddTelemetry`.
@@ -85,6 +85,7 @@ class Rewrite:
     skip_nonfinite: bool
     scaled: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
     gradients: list[Gradient] = dataclasses.field(default_factory=list)
+    sums: list[ir.Value] = dataclasses.field(default_factory=list)
     all_finite: ir.Value | None = None
     applies: ir.Value | None = None
     carried: list[StatePair] = dataclasses.field(default_factory=list)
@@ -95,7 +96,7 @@ class Rewrite:
     @property
     def checked(self) -> list[ir.Value]:
         """The values of the finite check, each once."""
-        return list(dict.fromkeys(value for gradient in self.gradients for value in gradient.checked))
+        return list(dict.fromkeys((*(value for each in self.gradients for value in each.checked), *self.sums)))
 
     @property
     def is_fixed(self) -> bool:

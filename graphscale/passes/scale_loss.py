@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
@@ -13,18 +15,20 @@ from graphscale.analysis.edits import Place
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import make_report
 from graphscale.analysis.training_graph import analyse
-from graphscale.errors import AlreadyScaledError
+from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
 from graphscale.graph.builder import Builder, Position, behind, replace_outputs, replace_reads
 from graphscale.graph.marks import SCALE_LOSS
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import main_node, main_nodes, uses_of
+from graphscale.graph.values import constant_tensor, main_node, main_nodes, uses_of
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.rewrite import Rewrite
-from graphscale.policy.loss_scale import LossScale, get_policy
+from graphscale.policy.loss_scale import FixedLossScale, LossScale, get_policy
 
 __all__ = ["ScaleLoss"]
 
@@ -82,6 +86,7 @@ class ScaleLoss(GraphPass):
         for place in graph.places:
             by_value.setdefault(place.value, []).append(place)
         for value, places in by_value.items():
+            _refuse_infinite_seed(value, policy)
             rewrite.scaled[value] = _enter(build, value, places, bound())
         if self.expose_scaled_loss:
             exposed = _multiply(build, graph.loss, bound(), "scaled_loss", behind(graph.loss))
@@ -89,6 +94,20 @@ class ScaleLoss(GraphPass):
             exposed.doc_string = SCALED_LOSS_NOTE
         rewrite.done.add(ScaleLoss)
         rewrite.attach()
+
+
+def _refuse_infinite_seed(value: ir.Value, policy: LossScale) -> None:
+    """Refuse a fixed scale whose product with a constant seed is infinite in the seed's type."""
+    seed = constant_tensor(source_by_trait(value, Trait.VIEW | Trait.REPEAT))
+    if seed is None or seed.size == 0 or not isinstance(policy, FixedLossScale):
+        return
+    limit = float(ml_dtypes.finfo(dtype_of(value).numpy()).max)  # type: ignore[no-untyped-call]
+    size = float(np.abs(seed.numpy()).max())
+    if size * policy() > limit:
+        raise InvalidLossScaleError(
+            f"the constant seed {value.name!r} times the fixed loss scale {policy():g} is infinite in "
+            f'{dtype_of(value).name}, so that no gradient is finite; pass at most {limit / size:g}, or "dynamic"'
+        )
 
 
 def _enter(build: Builder, value: ir.Value, places: Sequence[Place], scale: ir.Value) -> ir.Value:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
+from graphscale.analysis.narrow_sums import find_narrow_sums
 from graphscale.graph.builder import Builder, behind, replace_reads
 from graphscale.graph.marks import UNSCALE_GRADIENTS
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
 from graphscale.passes.rewrite import Gradient, Rewrite, RewritePass
 from graphscale.passes.scale_loss import ScaleLoss
+from graphscale.policy.loss_scale import DynamicLossScale
 
 __all__ = ["UnscaleGradients"]
 
@@ -38,7 +40,19 @@ class UnscaleGradients(RewritePass):
             # If the scale enters at a gradient itself, its readers already read the product.
             value = rewrite.scaled.get(unscale.value, unscale.value)
             rewrite.gradients.append(_unscale(build, unscale, value, rewrite.bound()))
+        _find_sums(rewrite)
         return bool(rewrite.gradients)
+
+
+def _find_sums(rewrite: Rewrite) -> None:
+    """Find the values past the gradients that are checked as well."""
+    policy, graph = rewrite.bound.policy, rewrite.training_graph
+    falls = isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale < 1
+    quotients = [] if falls else [gradient.unscaled for gradient in rewrite.gradients]
+    # By a scale of at least 1, the quotient of a float16 number is one.
+    readers = (use.node for value in quotients for use in uses_of(value))
+    exact = {node.outputs[0] for node in readers if UnscaleGradients.inserted(node)}
+    rewrite.sums += find_narrow_sums(tuple(graph.graph), rewrite.checked, exact, [graph.loss], graph.updates)
 
 
 def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Gradient:

@@ -17,12 +17,14 @@ from graphscale.passes import (
     LowerOptimizers,
     OrderWrites,
     ScaleLoss,
+    SplitGemm,
     UnscaleGradients,
     UpdateLossScale,
     standard_passes,
 )
 from graphscale.policy import presets
 from tests.build import BACKWARD, LINEAR_BACKWARD, linear_step, step
+from tests.cases.steps import read
 from tests.passes.test_lower_optimizers import model_of
 
 
@@ -44,7 +46,7 @@ class Case:
 
     def passes(self) -> tuple[list[GraphPass], GraphPass]:
         """The passes that run before, and the pass."""
-        if self.kind in (Autocast, LowerOptimizers):
+        if self.kind in (Autocast, LowerOptimizers, SplitGemm):
             return [], self.kind(**self.options)
         made = list(standard_passes(ScaleLoss(**self.options), *([self.kind()] if self.kind.optional else [])))
         index = [type(one) for one in made].index(self.kind)
@@ -238,5 +240,6 @@ CASES = (
     Case("guard-updates/accumulator", GuardUpdates, accumulator),
     Case("guard-updates/gradients-only", GuardUpdates, linear_step),
     Case("order-writes/logged-weight", OrderWrites, logged_weight, _TRAINING),
+    Case("split-gemm/update", SplitGemm, lambda: read("gradient_fused_into_update")),
     Case("lower-optimizers/momentum", LowerOptimizers, lambda: model_of("momentum")),
 )

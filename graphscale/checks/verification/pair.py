@@ -119,7 +119,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     lowered = None
     if is_lowered(second):
         lowered, second = second, _expected_plain_form(translation.expected, second)
-    prepare(first)
+    prepare(first, hints)
     replace_training_ops(first, get_target(translation.claims.target))
     notes, mixed = list[str](), translation.claims.cast_pass()
     if mixed is not None:
