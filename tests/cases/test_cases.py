@@ -251,7 +251,8 @@ def test_gradient_fused_into_update(name: str, count: int) -> None:
 
 def test_a_reciprocal_of_the_scale_is_clean() -> None:
     """As in steps that PyTorch or jmp scaled: the gradient is multiplied by 1/S."""
-    model = scale(read("best_loss_stored"), gs.DynamicLossScale()).model
+    original = read("best_loss_stored")
+    model = scale(original, gs.DynamicLossScale()).model
     assert isinstance(model, onnx.ModelProto)
     divisions = [node for node in model.graph.node if node.op_type == "Div" and "current_loss_scale" in node.input]
     assert divisions
@@ -260,3 +261,6 @@ def test_a_reciprocal_of_the_scale_is_clean() -> None:
         model.graph.node.insert(list(model.graph.node).index(node), inverse)
         node.op_type, node.input[1] = "Mul", f"inverse.{i}"
     assert not gs.lint(model).findings
+    report = gs.verify(original, model, runs=1)
+    proofs = {check.name: check.status for check in report.checks}
+    assert proofs["outputs, state and loss free of the scale"] == proofs["every gradient checked"] == "holds", report

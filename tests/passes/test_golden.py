@@ -66,7 +66,9 @@ def test_before_and_after(case: Case) -> None:
     assert list(graph.inputs)[: len(inputs)] == inputs
     name = case.name.partition("/")[0]
     gone, added = (set(nodes) - set(graph), set(graph) - set(nodes))
-    assert [node.op_type for node in gone] == {"lower-optimizers": ["Momentum"], "split-gemm": ["Gemm", "Gemm"]}.get(name, [])
+    assert [node.op_type for node in gone] == {"lower-optimizers": ["Momentum"], "split-gemm": ["Gemm", "Gemm"]}.get(
+        name, []
+    )
     assert {node.metadata_props[PASS_KEY] for node in added} <= {name}
     proto = ir.serde.serialize_model(model)
     onnx.checker.check_model(proto)

@@ -9,15 +9,15 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
-from graphscale.analysis.proof import prove, reach_unchecked
+from graphscale.analysis.proof import prove, reach_unchecked, scale_degrees
 from graphscale.analysis.resets import is_reset
-from graphscale.checks.patterns import assigns, input_at, is_cast_of, producer, skip_ordering
+from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
-from graphscale.graph.values import constant_tensor, inputs_of, node_name, uses_of
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, reads_shape, uses_of
 from graphscale.graph.walks import ancestors, producers_of
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
 from graphscale.policy.loss_scale import DynamicLossScale
@@ -48,7 +48,7 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
     if roles.all_finite is None:
         checks += [Check(name, SKIPPED, NO_CHECK, True) for name in names]
     else:
-        tested = _tested(graph, roles)
+        tested = _tested(graph, roles, rule | ordering)
         missed = _unchecked(graph, roles, rule | ordering, tested)
         checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
         unguarded = _guards(pair, roles, _conditions(pair, roles))
@@ -152,12 +152,15 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     return frozenset(found)
 
 
-def _tested(graph: ir.Graph, roles: Roles) -> set[ir.Value]:
+def _tested(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node]) -> set[ir.Value]:
     """Return the unscaled gradients with a complete finite check."""
     assert roles.all_finite is not None
-    divisions = (node for node in graph if (node.domain, node.op_type) == ("", "Div") and node.inputs[1] is not None)
-    quotients = frozenset(n.outputs[0] for n in divisions if is_cast_of(n.inputs[1], roles.scale))
-    return find_tested_values(roles.all_finite, quotients) & quotients
+    nodes = tuple(graph)
+    degrees, _ = scale_degrees(nodes, roles.scale, aside)
+    unscaling = (node for node in nodes if node not in aside and not reads_shape(node))
+    unscaling = (n for n in unscaling if any(degrees.get(v, 0) not in (0, ZERO) for v in inputs_of(n)))
+    quotients = {v for node in unscaling for v in node.outputs if degrees.get(v, 0) == 0 and is_float(v)}
+    return find_tested_values(roles.all_finite, frozenset(quotients)) & quotients
 
 
 def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> Iterator[str]:
