@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.analysis.updates import find_coefficients
-from graphscale.graph.builder import Builder, Editor, behind
+from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import is_source
 from graphscale.graph.walks import ancestors
@@ -75,7 +75,7 @@ def _split(build: Builder, node: ir.Node) -> None:
     for name, flag in flags.items():
         maker.attributes[name] = ir.AttrInt64(name, flag)
     terms = [_times(build, product, attribute(node, "alpha", 1.0)), _times(build, addend, attribute(node, "beta", 1.0))]
-    total = build.op("Add", terms, name=f"{result.name}.sum", like=result, at=behind(terms[0]))
+    total = build.op("Add", terms, name=f"{result.name}.sum", like=result)
     build.editor.replace_result(result, total, "fused")
     build.editor.graph.remove(node, safe=True)
 

@@ -11,7 +11,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import AlreadyScaledError, ProofError
-from tests.build import feeds_for
+from tests.build import feeds_for, parse
 from tests.cases.steps import (
     assert_enters,
     assert_nan_is_skipped,
@@ -22,6 +22,7 @@ from tests.cases.steps import (
     read,
     run_faithfully,
     scale,
+    text_of,
 )
 from tests.conftest import make_session, run_once
 
@@ -247,6 +248,20 @@ def test_gradient_fused_into_update(name: str, count: int) -> None:
     feeds["t"] -= np.float32(8e37)
     assert not np.isfinite(run_once(model, feeds)[0]["w_next"]).any()
     assert_skipped(result, feeds, run_once(result.model, feeds)[0])
+
+
+@pytest.mark.parametrize("opset", [18, 10])
+def test_a_gradient_and_a_moment_with_factors(opset: int) -> None:
+    text = text_of("gradient_fused_into_momentum").replace('"" : 18', f'"" : {opset}')
+    text = text.replace(
+        "<transA: int = 1> (x, e, bm)", "<transA: int = 1, alpha: float = 0.5, beta: float = 0.9> (x, e, m)"
+    )
+    model = parse(text)
+    result, feeds = scale(model), feeds_for(model)
+    checked(result, 1)
+    expected, actual = run_once(model, feeds)[0], run_once(result.model, feeds)[0]
+    for output in expected:
+        np.testing.assert_allclose(actual[output], expected[output], rtol=1e-5, atol=1e-6, err_msg=output)
 
 
 def test_a_reciprocal_of_the_scale_is_clean() -> None:
