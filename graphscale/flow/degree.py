@@ -75,6 +75,9 @@ class Powers(float):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Powers) and self._powers == other._powers
 
+    def __ne__(self, other: object) -> bool:  # float has its own
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(frozenset(self._powers.items()))
 
