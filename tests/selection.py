@@ -53,7 +53,11 @@ class _Paths:
         paths = [word.split("/") for text in texts for word in re.split(r"[\s'\"(),=`]+", text) if word]
         self.names = {parts[-1] for parts in paths}
         self.suffixes = {match[1] for name in self.names if (match := re.search(r"(?:^|[*\0])(\.\w+)$", name))}
-        self.folders = {"/".join(itertools.takewhile(re.compile(r"[\w-]+").fullmatch, parts)) for parts in paths}
+        self.folders = {
+            "/".join(itertools.takewhile(re.compile(r"[\w-]+").fullmatch, parts))
+            for parts in paths
+            if not re.fullmatch(r"[\w-]+\.\w+", parts[-1])
+        }
 
     def have_folder_of(self, path: str) -> bool:
         """Return whether a folder above a file is named; for a file at the root, whether a pattern stands alone."""
