@@ -274,7 +274,9 @@ class Tree:
         owner = next((above for above in place.parents if above in folders), None)
         for each in self._modules.values():
             paths = self._read(each).paths
-            by_folder = paths.have_folder_of(path) and (place.suffix != ".md" or ".md" in paths.suffixes)
+            # Who names a folder reads its data; its pages, if a suffix says so.
+            by_suffix = place.suffix in paths.suffixes or (place.suffix != ".md" and len(place.parts) > 1)
+            by_folder = by_suffix and paths.have_folder_of(path)
             if PurePosixPath(each).parent == owner or place.name in paths.names or by_folder:
                 yield each
 
@@ -296,10 +298,15 @@ class Selection:
     def marked(self, mark: str) -> frozenset[str]:
         """Return the test files that have a mark, or use a module of the tests that has it."""
 
-        def has_mark(path: str) -> bool:
-            return path.startswith("tests/") and f"mark.{mark}" in self.tree.source(path)
-
-        return frozenset(path for path in self.tests if any(map(has_mark, self.tree.reach(path))))
+        marking = {
+            path
+            for path in self.tree.files
+            if path.startswith("tests/") and path.endswith(".py") and f"mark.{mark}" in self.tree.source(path)
+        }
+        helpers = marking - self.tree.tests
+        return frozenset(
+            path for path in self.tests if path in marking or not helpers.isdisjoint(self.tree.reach(path))
+        )
 
 
 def module_name(path: str) -> str:

@@ -166,9 +166,9 @@ def test_without_a_known_commit_everything_is_selected(tmp_path: Path) -> None:
 
 
 def test_marks_are_those_of_a_test_and_its_helpers(tmp_path: Path) -> None:
-    files = Files(tmp_path, own="@pytest.mark.jax\ndef test(): ...", helped="from tests.helper import needs", other="")
-    files.write("tests/helper.py", "needs = pytest.mark.jax")
-    marked = select(None, Tree(files.files, tmp_path)).marked("jax")
+    files = Files(tmp_path, own="@pytest.mark.gpu\ndef test(): ...", helped="from tests.helper import needs", other="")
+    files.write("tests/helper.py", "needs = pytest.mark.gpu")
+    marked = select(None, Tree(files.files, tmp_path)).marked("gpu")
     assert marked == {"tests/own/test_it.py", "tests/helped/test_it.py"}
 
 
