@@ -14,9 +14,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -90,8 +91,8 @@ def make_once(session: nox.Session, folder: Path, *commands: Sequence[str]) -> N
         made.write_text(text, encoding="utf-8")
 
 
-def enter(session: nox.Session, name: str) -> None:
-    """Run the programs of an environment from here on; the first session that needs it makes it."""
+def enter(session: nox.Session, name: str) -> Callable[..., None]:
+    """Return a function that runs programs of an environment, which the first session that needs it makes."""
     folder = (session.cache_dir.parent / "environments" / name).absolute()
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     python, packages = str(programs / "python"), ENVIRONMENTS[name]
@@ -103,6 +104,11 @@ def enter(session: nox.Session, name: str) -> None:
     )
     session.env["VIRTUAL_ENV"] = str(folder)
     session.env["PATH"] = os.pathsep.join((str(programs), os.environ["PATH"]))
+
+    def run(program: str, *arguments: str, **options: Any) -> None:
+        session.run(str(programs / program), *arguments, **options)
+
+    return run
 
 
 @functools.cache
@@ -137,8 +143,7 @@ def run_tests(
 ) -> None:
     """Run the tests of an expression in an environment, where all of them have a mark or lie at certain paths."""
     chosen = choose(session, mark, paths)
-    enter(session, environment)
-    session.run(
+    enter(session, environment)(
         *(*PYTEST, *options, "-m", expression, *chosen, *session.posargs),
         env=env,
         # 5: no test of the chosen files is in the session
@@ -149,18 +154,17 @@ def run_tests(
 @nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
     """Run the quick tier of the tests, or another selection: `nox -s quick -- -m full`."""
-    enter(session, "training")
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", "not full and not mpi", *session.posargs)
+    enter(session, "training")(*PYTEST, *TWO_PROCESSES, "-m", "not full and not mpi", *session.posargs)
 
 
 @nox.session(venv_backend="none", tags=["ci"])
 def lint(session: nox.Session) -> None:
     """Run the linters, the type checker and the contract of the layers."""
-    enter(session, "training")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy", "--strict", "-p", "graphscale")
-    session.run("lint-imports")
+    run = enter(session, "training")
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    run("mypy", "--strict", "-p", "graphscale")
+    run("lint-imports")
 
 
 @nox.session(venv_backend="none", tags=["ci"])
@@ -231,8 +235,7 @@ def jax(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=["ci"])
 def docs(session: nox.Session) -> None:
     """Build the site; nothing that it links to may be missing."""
-    enter(session, "training")
-    session.run(
+    enter(session, "training")(
         *("python", "-m", "mkdocs", "build", "--strict", "--site-dir", session.create_tmp()),
         env={"NO_MKDOCS_2_WARNING": "1"},
     )
