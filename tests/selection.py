@@ -297,7 +297,6 @@ class Selection:
 
     def marked(self, mark: str) -> frozenset[str]:
         """Return the test files that have a mark, or use a module of the tests that has it."""
-
         marking = {
             path
             for path in self.tree.files
@@ -327,7 +326,8 @@ def select(changed: Collection[str] | None, tree: Tree) -> Selection:
     modules = {path for path in changed if path.endswith(".py")}
     modules.update(reader for path in {*changed} - modules for reader in tree.readers(path))
     tests = {path for path in tree.tests if path.startswith(ALWAYS) or not modules.isdisjoint(tree.reach(path))}
-    return Selection(tree, frozenset(tests if changed else ()), f"{len(changed)} changed files")
+    count = "1 changed file" if len(changed) == 1 else f"{len(changed)} changed files"
+    return Selection(tree, frozenset(tests if changed else ()), count)
 
 
 def _git(*words: str) -> set[str] | None:
