@@ -1,15 +1,28 @@
-"""Checks of the project, each in an environment of its own: `nox` runs all, `nox -s lint` one, `nox -l` lists them."""
+"""Checks of the project: `nox` runs all, `nox -s lint` one, `nox -l` lists them.
+
+Sessions of one runtime share an environment in .nox/environments, which stays until its packages change here or in
+pyproject.toml; without .nox, it is made with the newest releases. With GRAPHSCALE_TEST_SINCE=COMMIT, sessions run the
+test files alone that the changes since a commit can reach (tests/selection.py).
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import shlex
+import shutil
 import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tests.selection import Selection, select_since
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = [
@@ -30,6 +43,20 @@ PYTEST = ("python", "-m", "pytest", "-q")
 TWO_PROCESSES = ("-n", "2", "--durations=40")
 # Of how many shares of the full tier a session runs one; 1: all of it.
 SHARES = int(os.environ.get("GRAPHSCALE_TEST_SHARES", "1"))
+PROJECT = Path("pyproject.toml")
+(OLDEST,) = nox.project.load_toml(PROJECT)["project"]["optional-dependencies"]["ort"]
+# Each has one build of ONNX Runtime, which all its sessions run on.
+RUNNER = ("hypothesis", "pytest", "pytest-xdist", "scikit-learn")
+ENVIRONMENTS = {
+    "training": ("-e", ".[test,lint,mpi,docs]"),
+    "stock": (
+        *("-e", ".[ort,browser,jax,plot,tensorboard]", *RUNNER, "jsonschema"),
+        *("nbclient", "ipykernel"),  # a kernel runs the notebook of examples/
+    ),
+    "oldest": ("-e", ".[ort,plot]", OLDEST.replace(">=", "=="), *RUNNER),
+    "pytorch": ("-e", ".[training]", "torch==2.13.0", "onnxscript", *RUNNER),
+    "tensorflow": ("-e", ".[ort,tensorflow]", *RUNNER),
+}
 # As in models/zoo/README.md. tf2onnx needs an older onnx.
 ZOO = {
     ("pytorch", "jax"): (
@@ -52,117 +79,163 @@ def share(number: int) -> dict[str, str]:
     return {"GRAPHSCALE_TEST_SHARE": f"{(count_commits() + number) % SHARES + 1}/{SHARES}"}
 
 
-@nox.session
+def make_once(session: nox.Session, folder: Path, *commands: Sequence[str]) -> None:
+    """Run the commands that fill a folder, unless the same ones filled it before."""
+    made = folder / "made.txt"
+    text = "\n".join((sys.version, PROJECT.read_text(encoding="utf-8"), *map(shlex.join, commands)))
+    if not made.exists() or made.read_text(encoding="utf-8") != text:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for command in commands:
+            session.run_install(*command, external=True)
+        made.write_text(text, encoding="utf-8")
+
+
+def enter(session: nox.Session, name: str) -> Callable[..., None]:
+    """Return a function that runs programs of an environment, which the first session that needs it makes."""
+    folder = (session.cache_dir.parent / "environments" / name).absolute()
+    programs = folder / ("Scripts" if os.name == "nt" else "bin")
+    python, packages = str(programs / "python"), ENVIRONMENTS[name]
+    make_once(
+        session,
+        folder,
+        (sys.executable, "-m", "venv", str(folder)),
+        (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages),
+    )
+    session.env["VIRTUAL_ENV"] = str(folder)
+    session.env["PATH"] = os.pathsep.join((str(programs), os.environ["PATH"]))
+
+    def run(program: str, *arguments: str, **options: Any) -> None:
+        session.run(str(programs / program), *arguments, **options)
+
+    return run
+
+
+@functools.cache
+def selection() -> Selection | None:
+    """Select the test files that the changes since GRAPHSCALE_TEST_SINCE can reach; None without that variable."""
+    commit = os.environ.get("GRAPHSCALE_TEST_SINCE")
+    return None if commit is None else select_since(commit)
+
+
+def choose(session: nox.Session, mark: str, paths: Sequence[str]) -> Sequence[str]:
+    """Choose the selected test files of a session, or skip it; all its paths, if everything is selected."""
+    selected = selection()
+    if selected is None or selected.tests == selected.tree.tests:
+        session.log(f"all tests: {selected.reason if selected else 'no change is given'}")
+        return paths
+    files = selected.marked(mark) if mark else selected.tests
+    chosen = sorted(file for file in files if not paths or file.startswith(tuple(paths)))
+    if not chosen:
+        session.skip(f"nothing that it tests can be reached by {selected.reason}")
+    session.log(f"{len(chosen)} of {len(selected.tree.tests)} test files can be reached by {selected.reason}")
+    return chosen
+
+
+def run_tests(
+    session: nox.Session,
+    environment: str,
+    expression: str,
+    *options: str,
+    mark: str = "",
+    paths: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+) -> None:
+    """Run the tests of an expression in an environment, where all of them have a mark or lie at certain paths."""
+    chosen = choose(session, mark, paths)
+    enter(session, environment)(
+        *(*PYTEST, *options, "-m", expression, *chosen, *session.posargs),
+        env=env,
+        # 5: no test of the chosen files is in the session
+        success_codes=[0] if chosen == paths else [0, 5],
+    )
+
+
+@nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
     """Run the quick tier of the tests, or another selection: `nox -s quick -- -m full`."""
-    session.install("-e", ".[test]")
-    session.run(*PYTEST, *TWO_PROCESSES, *session.posargs)
+    enter(session, "training")(*PYTEST, *TWO_PROCESSES, "-m", "not full and not mpi", *session.posargs)
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def lint(session: nox.Session) -> None:
     """Run the linters, the type checker and the contract of the layers."""
-    session.install("-e", ".[lint]")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy", "--strict", "-p", "graphscale")
-    session.run("lint-imports")
+    run = enter(session, "training")
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    run("mypy", "--strict", "-p", "graphscale")
+    run("lint-imports")
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def full(session: nox.Session) -> None:
     """Run the tests that the quick tier leaves out."""
-    session.install("-e", ".[test]")
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", "full", *session.posargs, env=share(1))
+    run_tests(session, "training", "full and not mpi", *TWO_PROCESSES, env=share(1))
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def stock(session: nox.Session) -> None:
     """Run the tests that run graphs on the newest ONNX Runtime, without onnxruntime-training; and open the pages."""
-    session.install(
-        *(".[ort,browser]", "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn", "tensorboardX"),
-        *("nbclient", "ipykernel"),  # a kernel runs the notebook of examples/
-    )
-    portable = "not training and not packaging and not static"
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", portable, *session.posargs, env=share(2))
+    portable = "not training and not packaging and not static and not jax"
+    run_tests(session, "stock", portable, *TWO_PROCESSES, env=share(2))
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def oldest(session: nox.Session) -> None:
     """Run whole steps and sessions on the oldest ONNX Runtime that pyproject.toml admits."""
-    project = nox.project.load_toml("pyproject.toml")["project"]
-    (runtime,) = project["optional-dependencies"]["ort"]
-    session.install(
-        ".[ort]", runtime.replace(">=", "=="), "hypothesis", "matplotlib", "pytest", "pytest-xdist", "scikit-learn"
-    )
     chosen = "not training and not static and not full"
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", chosen, "tests/session", "tests/pipeline", *session.posargs)
+    run_tests(session, "oldest", chosen, *TWO_PROCESSES, paths=("tests/session", "tests/pipeline"))
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def pytorch(session: nox.Session) -> None:
     """Run the tests that need PyTorch, those of the real onnxruntime.training package among them."""
-    session.install(
-        ".[training]", "torch==2.13.0", "onnxscript", "hypothesis", "pytest", "pytest-xdist", "scikit-learn"
-    )
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", "pytorch", *session.posargs, env=share(1))
+    run_tests(session, "pytorch", "pytorch", *TWO_PROCESSES, mark="pytorch", env=share(1))
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def mpi(session: nox.Session) -> None:
     """Run the tests of replicas, in processes of MPI."""
-    session.install(".[training,mpi]", "hypothesis", "pytest")
-    session.run(*PYTEST, "--durations=40", "-m", "mpi", *session.posargs, env=share(1))
+    run_tests(session, "training", "mpi", "--durations=40", mark="mpi", env=share(1))
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def tensorflow(session: nox.Session) -> None:
     """Run the tests that need TensorFlow, its exporter among them."""
-    session.install(".[ort]", "tensorflow-cpu==2.21.0", "tf2onnx==1.17.0", "onnx==1.22.0", "hypothesis", "pytest")
-    session.run(*PYTEST, "--durations=40", "-m", "tensorflow", *session.posargs, env=share(1))
+    run_tests(session, "tensorflow", "tensorflow", "--durations=40", mark="tensorflow", env=share(1))
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def examples(session: nox.Session) -> None:
     """Train in Python, C++, Node and Chromium without graphscale. Needs g++, apt, npm and Chromium."""
-    session.install(".[ort,browser]", "hypothesis", "pytest", "scikit-learn")
-    folder = Path(session.create_tmp()).absolute()
+    paths = ("tests/examples/test_hosts.py", "tests/examples/test_browser_training.py")
+    choose(session, "", paths)
+    folder = (session.cache_dir.parent / "environments" / "hosts").absolute()
     packages = [
         f"{name}@{release}"
         for host in ("node", "browser")
         for name, release in json.loads(Path("examples", host, "package.json").read_text())["dependencies"].items()
     ]
-    npm = ("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={folder}")
-    session.run_install(*npm, *packages, external=True)
-    session.run_install("examples/cpp/get_headers.sh", str(folder / "headers"), external=True)
-    files = {"NODE_MODULES": str(folder / "node_modules"), "ONNXRUNTIME_HEADERS": str(folder / "headers")}
-    session.run(
-        *PYTEST,
-        "--durations=5",
-        "-m",
-        "",
-        "tests/examples/test_hosts.py",
-        "tests/examples/test_browser_training.py",
-        *session.posargs,
-        env=files,
+    make_once(
+        session,
+        folder,
+        (*("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund"), f"--prefix={folder}", *packages),
+        ("examples/cpp/get_headers.sh", str(folder / "headers")),
     )
+    files = {"NODE_MODULES": str(folder / "node_modules"), "ONNXRUNTIME_HEADERS": str(folder / "headers")}
+    run_tests(session, "stock", "", "--durations=5", paths=paths, env=files)
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def jax(session: nox.Session) -> None:
     """Run the tests that need JAX: its exporter."""
-    session.install(
-        *(".[ort]", "jax==0.10.2", "jax2onnx==0.17.1", "optax==0.2.8", "onnx==1.23.2"),
-        *("hypothesis", "jsonschema", "pytest", "pytest-xdist"),
-    )
-    session.run(*PYTEST, *TWO_PROCESSES, "-m", "jax", *session.posargs, env=share(1) | {"JAX_PLATFORMS": "cpu"})
+    run_tests(session, "stock", "jax", *TWO_PROCESSES, mark="jax", env=share(1) | {"JAX_PLATFORMS": "cpu"})
 
 
-@nox.session(tags=["ci"])
+@nox.session(venv_backend="none", tags=["ci"])
 def docs(session: nox.Session) -> None:
     """Build the site; nothing that it links to may be missing."""
-    session.install(".[docs]")
-    session.run(
+    enter(session, "training")(
         *("python", "-m", "mkdocs", "build", "--strict", "--site-dir", session.create_tmp()),
         env={"NO_MKDOCS_2_WARNING": "1"},
     )

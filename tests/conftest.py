@@ -10,6 +10,8 @@ import copy
 import dataclasses
 import functools
 import importlib.util
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -260,6 +262,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
         left_out = {id(item) for item in others}
         items[:] = [item for item in items if id(item) not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the time of each folder of tests, the longest first."""
+    seconds: Counter[str] = Counter()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds["/".join(report.nodeid.split("/")[:2])] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.section("seconds by folder, of all processes together")
+        for folder, time in seconds.most_common():
+            terminalreporter.write_line(f"{time:8.1f} {folder}")
 
 
 @pytest.fixture(params=MODEL_NAMES)
