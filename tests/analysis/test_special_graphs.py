@@ -82,10 +82,11 @@ class TestTheSeed:
         check(model, "dw", places="three_over_n:1")
 
     def test_above_a_product_with_an_addend(self) -> None:
-        """Noise that is added to a cotangent cannot be scaled: the scale enters once more behind it."""
+        """Noise that is added to a cotangent cannot be scaled: the scale enters once more after the sum."""
         backward = BACKWARD.replace("MatMul(dy, w2t)", "Gemm(dy, w2t, noise)")
         report = assert_same_step(step(backward=backward, inputs="float[8,5] noise"))
-        assert {place.value for place in report.places} == {"two_over_n", "slope"}
+        assert {place.value for place in report.places} == {"two_over_n", "da"}
+        assert report.coverage == 1
         assert {gradient.value for gradient in report.gradients} == {"dy", "dw1", "dw2"}
 
     def test_beside_a_weight_that_is_an_initializer(self) -> None:

@@ -244,7 +244,7 @@ class TestLoops:
 
     def test_the_gradient_ends_it(self) -> None:
         going = nodes("going = Greater(ReduceMax(dw, keepdims=0), rate)")
-        refused(micro_batches("Loop", going=going), "Loop", "body", "'going_0'")
+        refused(micro_batches("Loop", going=going), "Loop", "body", "'dw'")
 
 
 WHOLE = """

@@ -1,0 +1,94 @@
+"""Terms: value numbers. Equal terms are computed in the same way from the same sources, so their values are equal.
+
+A term is an operator with its attributes on operand terms, in one table that several graphs may share; those of a
+commutative operator are in any order. Sources are inputs, initializers, and small constants by their content. Casts of
+mixed precision are left out: one of two equal passes may read the rounded value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import onnx_ir as ir
+
+from graphscale.flow.interpreter import Domain
+from graphscale.graph.marks import WAS_FLOAT, is_rounding
+from graphscale.graph.values import constant_tensor
+from graphscale.operators import Trait, has_trait
+
+__all__ = ["Term", "TermDomain", "attribute_key"]
+
+# Larger constants differ if their objects do.
+_SMALL = 64
+
+# The number of a term; None for a value that equals no other.
+Term = int | None
+
+
+class TermDomain(Domain[Term]):
+    """The table of terms; above all of them is None.
+
+    Attributes:
+        given: the terms of values that equal none by their computation.
+        is_closed: True to add no more terms of operators: results without an equal so far are None.
+    """
+
+    default: Term = None
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.given: dict[ir.Value, Term] = {}
+        self._terms: dict[Hashable, int] = {}
+
+    def source(self, value: ir.Value) -> Term:
+        """Return the term of an input, an initializer or a constant; None for other values."""
+        tensor = constant_tensor(value)
+        if tensor is not None and tensor.size <= _SMALL:
+            return self._number((tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()))
+        return self._number(value) if tensor is not None or value.producer() is None else None
+
+    def read(self, node: ir.Node, index: int, element: Term) -> Term:
+        value = node.inputs[index]
+        return self.source(value) if element is None and value is not None else element
+
+    def transfer(self, node: ir.Node, operands: Sequence[Term]) -> Sequence[Term]:
+        if node.op_type == "Constant":
+            return [self.source(value) for value in node.outputs]
+        if node.op_type == "Cast" and is_rounding(node):
+            return operands
+        known = [None if value is None else term for value, term in zip(node.inputs, operands, strict=True)]
+        if has_trait(node, Trait.RANDOM) or known.count(None) > list(node.inputs).count(None):
+            return self.opaque(node, operands)
+        if has_trait(node, Trait.COMMUTATIVE):
+            known.sort(key=hash)
+        key = (node.domain, node.op_type, _attributes(node), tuple(known))
+        if self.is_closed:
+            return [self._terms.get((key, index)) for index in range(len(node.outputs))]
+        return [self._number((key, index)) for index in range(len(node.outputs))]
+
+    def opaque(self, node: ir.Node, operands: Sequence[Term]) -> Sequence[Term]:
+        return [None if self.is_closed else self._number(value) for value in node.outputs]
+
+    def write(self, value: ir.Value, element: Term) -> Term:
+        return self.given.get(value) if element is None else element
+
+    def join(self, node: ir.Node, elements: Sequence[Term]) -> Term:
+        return elements[0] if len(set(elements)) == 1 else None
+
+    def _number(self, key: Hashable) -> int:
+        return self._terms.setdefault(key, len(self._terms))
+
+
+def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
+    held = node.attributes.data
+    if node.op_type == "Cast" and WAS_FLOAT in node.metadata_props:
+        return (("to", repr(int(ir.DataType.FLOAT))),)
+    return tuple(sorted((name, attribute_key(value)) for name, value in held.items())) if held else ()
+
+
+def attribute_key(attribute: ir.Attr) -> str:
+    """Return a text that is the same for equal attributes."""
+    if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+        tensor = attribute.as_tensor()
+        return repr((tensor.dtype, tuple(tensor.shape), tensor.tobytes() if tensor.size <= _SMALL else id(tensor)))
+    return repr(attribute.value)
