@@ -87,7 +87,7 @@ class TestTheSeed:
         report = assert_same_step(step(backward=backward, inputs="float[8,5] noise"))
         assert {place.value for place in report.places} == {"two_over_n", "da"}
         assert report.coverage == 1
-        assert {gradient.value for gradient in report.gradients} == {"dy", "dw1", "dw2"}
+        assert {gradient.value for gradient in report.gradients} == {"da.product", "dw1", "dw2"}
 
     def test_beside_a_weight_that_is_an_initializer(self) -> None:
         """The gradient of sum(w * w) is w times 2, and w is no constant."""
