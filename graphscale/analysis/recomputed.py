@@ -40,6 +40,8 @@ def find_recomputed_values(
     originals: dict[ir.Value, ir.Value] = {}
     behind = set(moved or ())
     for node in rest:
+        if not all(value is None or value in flow.elements or _is_source(value) for value in node.inputs):
+            continue  # recomputed only if all its operands are
         flow.visit(node)
         follows = not behind.isdisjoint(node.inputs)
         for value in node.outputs:

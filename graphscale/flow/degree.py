@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
@@ -168,17 +168,19 @@ class DegreeDomain(Domain[Element]):
         self.conflicts: dict[ir.Node, Conflict] = {}
 
     def transfer(self, node: ir.Node, operands: Sequence[Element]) -> Sequence[Element]:
-        degrees = {i: degree_of(e) for i, e in enumerate(operands) if node.inputs[i] is not None}
+        is_mixed = Mixed in map(type, operands)
+        plain: Iterable[Any] = map(degree_of, operands) if is_mixed else operands
+        degrees = {i: e for i, (v, e) in enumerate(zip(node.inputs, plain, strict=True)) if v is not None}
         rule = rule_of(node)
         for i in () if rule is None else rule.ignored:
             degrees.pop(i, None)
         result = self.result(node, rule, degrees)
         if isinstance(result, Conflict):
             self.conflicts[node] = result
-        elif self.conflicts and not any(isinstance(element, Mixed) for element in operands):
+        elif self.conflicts and not is_mixed:
             # A round before met lower operands; a mixed one has the degree of the conflict, which hides it.
             self.conflicts.pop(node, None)
-        return _outputs(node, rule, result, [e for i, e in enumerate(operands) if i in degrees])
+        return _outputs(node, rule, result, [e for i, e in enumerate(operands) if i in degrees] if is_mixed else ())
 
     def opaque(self, node: ir.Node, operands: Sequence[Element]) -> Sequence[Element]:
         degree = _largest(dict(enumerate(map(degree_of, operands))), range(len(operands)))

@@ -96,6 +96,7 @@ class Flow(Generic[E]):
         self.domain = domain
         self.elements: dict[ir.Value, E] = dict(seeds or {})
         self._functions = functions or {}
+        self._reads = type(domain).read is not Domain.read
         self._layouts: dict[ir.Node, _Layout] = {}
 
     def of(self, value: ir.Value | None) -> E:
@@ -105,6 +106,8 @@ class Flow(Generic[E]):
     def operands(self, node: ir.Node) -> list[E]:
         """Return the elements with which a node reads its inputs."""
         default, read, get = self.domain.default, self.domain.read, self.elements.get
+        if not self._reads:
+            return [get(value, default) for value in node.inputs]  # type: ignore[arg-type]
         return [default if v is None else read(node, i, get(v, default)) for i, v in enumerate(node.inputs)]
 
     def visit_all(self, nodes: Iterable[ir.Node]) -> None:
@@ -121,6 +124,8 @@ class Flow(Generic[E]):
 
     def evaluate(self, node: ir.Node) -> Sequence[E]:
         """Return the elements of a node's outputs; those of the values in its bodies are set."""
+        if not (self._functions or subgraphs(node)):
+            return self.domain.transfer(node, self.operands(node))
         if not _bodies(node, self._functions):
             return self._transfer(node)
         layout = self._layouts.get(node)
