@@ -7,14 +7,16 @@ at all, every carried state must have a guard, and every in-place write must be 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
+from graphscale.analysis.resets import is_kept
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_of
 from graphscale.flow.interpreter import Flow
+from graphscale.flow.outcome import Outcomes
 from graphscale.flow.support import depends_on, reach
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, subgraphs
 from graphscale.graph.walks import ancestors
@@ -28,7 +30,7 @@ def prove(
     scale: ir.Value,
     loss: ir.Value,
     *,
-    guarded: Sequence[ir.Value] = (),
+    guarded: Mapping[ir.Value, ir.Value] | None = None,
     checked: Iterable[ir.Value] = (),
     all_finite: ir.Value | None = None,
     applies: ir.Value | None = None,
@@ -41,7 +43,7 @@ def prove(
         graph: the rewritten main graph.
         scale: the loss scale.
         loss: the loss.
-        guarded: the next values of all carried state; `applies` must select each.
+        guarded: `{next value: state}` of all carried state; without `applies` each must be the state, bit for bit.
         checked: the unscaled gradients; each must reach `all_finite`.
         all_finite: the result of the finite check; None for a step without one, and without guards.
         applies: the value that decides whether the step is applied, and depends on `all_finite`; None for `all_finite`.
@@ -64,7 +66,7 @@ def prove(
         condition = all_finite if applies is None else applies
         if condition is not all_finite and all_finite not in ancestors([condition], operands=inputs_of):
             raise ProofError("whether the step is applied would not depend on the finite check")
-        _prove_guards(condition, guarded)
+        _prove_guards(nodes, condition, guarded or {})
         # A branch need not read all its captures: a capture does not prove that the check reads a gradient.
         above = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
         if not above.issuperset(checked):
@@ -116,12 +118,10 @@ def reach_unchecked(
     return reach((node for node in nodes if node not in rule_nodes), [scale], checked)
 
 
-def _prove_guards(applies: ir.Value, guarded: Sequence[ir.Value]) -> None:
-    for value in guarded:
-        node = value.producer()
-        if node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
-        if node is None or node.op_type != "Where" or node.inputs[0] is not applies:
+def _prove_guards(nodes: Iterable[ir.Node], applies: ir.Value, guarded: Mapping[ir.Value, ir.Value]) -> None:
+    skipped = Outcomes(nodes, {applies: False}, guarded.values())
+    for value, state in guarded.items():
+        if not is_kept(skipped.of(value), state):
             raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
 
 

@@ -10,7 +10,12 @@ from graphscale.graph.values import constant_tensor, is_source
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait
 
-__all__ = ["find_reset_flags", "is_reset"]
+__all__ = ["find_reset_flags", "is_kept", "is_reset"]
+
+
+def is_kept(outcome: object, state: ir.Value) -> bool:
+    """Return whether a next value with an outcome is the old one, apart from a reset."""
+    return outcome is state or (isinstance(outcome, ir.Value) and is_reset(outcome, state))
 
 
 def is_reset(value: ir.Value | None, state: ir.Value) -> bool:

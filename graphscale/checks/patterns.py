@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.graph.values import constant_tensor, inputs_of
+from graphscale.graph.values import constant_tensor, is_contradiction
 from graphscale.graph.walks import source_of
 from graphscale.operators import Kind, optimizer_of, rule_of
 
@@ -13,7 +13,6 @@ __all__ = [
     "input_at",
     "is_cast_of",
     "is_comparison",
-    "is_contradiction",
     "producer",
     "skip_ordering",
     "update_signal",
@@ -54,13 +53,6 @@ def is_comparison(node: ir.Node) -> bool:
     """Return whether a node compares its operands."""
     rule = rule_of(node)
     return rule is not None and rule.kind is Kind.COMPARE
-
-
-def is_contradiction(flag: ir.Value | None) -> bool:
-    """Return whether a flag is the conjunction of a flag and its negation: never true, it only delays a value."""
-    node = producer(flag, "And")
-    flags = () if node is None else inputs_of(node)
-    return any(negation.inputs[0] in flags for value in flags if (negation := producer(value, "Not")) is not None)
 
 
 def skip_ordering(value: ir.Value) -> ir.Value:

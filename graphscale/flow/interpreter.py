@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import onnx_ir as ir
@@ -49,6 +49,10 @@ class Domain(abc.ABC, Generic[E]):
 
     def pass_border(self, value: ir.Value, element: E) -> E:
         """Return the element with which a value enters a body, or leaves a branch: what its constants tell."""
+        return element
+
+    def pass_round(self, element: E) -> E:
+        """Return the element of the parts that the rounds of a body read or give, by that of the whole, or back."""
         return element
 
     def decide(self, condition: E) -> bool | None:
@@ -160,6 +164,7 @@ class _Body:
         carried: `(body output, body input)` of each value that goes on to the next round.
         leaving: the values that become the outputs of the node.
         conditions: values that decide whether there is a further round.
+        parts: the inputs and outputs that hold a part of a value in each round.
     """
 
     inputs: Sequence[ir.Value]
@@ -169,6 +174,7 @@ class _Body:
     carried: Sequence[tuple[ir.Value, ir.Value]] = ()
     leaving: Sequence[ir.Value] = ()
     conditions: Sequence[ir.Value] = ()
+    parts: Collection[ir.Value] = ()
 
 
 def _call(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> ir.Function | None:
@@ -192,9 +198,11 @@ def _bodies(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function
     # The condition of a Loop is carried as well; the number of the round is a new number.
     inputs = [(i, value) for i, value in enumerate(body.inputs) if (i > 0 or ahead == 0) and i < len(node.inputs)]
     states = list(zip(body.outputs, body.inputs[first - ahead : first + count], strict=False))
-    leaving = (*body.inputs[first : first + count], *body.outputs[ahead + count :])
+    stacked = body.outputs[ahead + count :]
+    leaving = (*body.inputs[first : first + count], *stacked)
     conditions = body.inputs[1:2] if ahead else ()
-    return [_Body(body.inputs, body.outputs, body, inputs, states, leaving, conditions)]
+    parts = {*body.inputs[first + count :], *stacked}
+    return [_Body(body.inputs, body.outputs, body, inputs, states, leaving, conditions, parts)]
 
 
 class _Layout:
@@ -280,11 +288,12 @@ class _BodyRun(Generic[E]):
         return results
 
     def _enter(self, node: ir.Node, bodies: Sequence[_Body]) -> None:
-        for index, value in (pair for body in bodies for pair in body.entering):
+        for index, value, parts in ((*pair, body.parts) for body in bodies for pair in body.entering):
             given = node.inputs[index]
             if given is not None:
                 element = self._domain.read(node, index, self._flow.of(given))
-                self._rise(node, value, self._domain.pass_border(given, element))
+                element = self._domain.pass_border(given, element)
+                self._rise(node, value, self._domain.pass_round(element) if value in parts else element)
 
     def _leave(self, node: ir.Node, bodies: Sequence[_Body]) -> list[E]:
         for after, value in (pair for body in bodies for pair in body.carried):
@@ -297,7 +306,7 @@ class _BodyRun(Generic[E]):
             columns = zip(*(body.leaving for body in chosen), strict=True)
             return [domain.control(self._meet(node, column), condition) for column in columns]
         (body,) = bodies
-        results = [of(value) for value in body.leaving]
+        results = [domain.pass_round(of(value)) if value in body.parts else of(value) for value in body.leaving]
         counts = [domain.read(node, 0, of(node.inputs[0]))] if node.op_type == "Loop" and not node.domain else []
         for condition in (*counts, *(of(value) for value in body.conditions)):
             results = [domain.control(element, condition) for element in results]
@@ -306,7 +315,7 @@ class _BodyRun(Generic[E]):
     def _meet(self, node: ir.Node, values: Sequence[ir.Value]) -> E:
         """Return the element of an output of an If by those of its branches."""
         elements = [self._flow.of(value) for value in values]
-        if any(element != elements[0] for element in elements):
+        if len(elements) == 1 or any(element != elements[0] for element in elements):
             elements = [self._domain.pass_border(v, e) for v, e in zip(values, elements, strict=True)]
         return self._domain.join(node, elements)
 

@@ -116,7 +116,7 @@ row("SparseSoftmaxCrossEntropyGrad", _first, casting=_LOSS)
 # so a step to be skipped is guarded at its outputs as well.
 _WRITES = Trait.WRITES_INPUT | Trait.EFFECT
 _sgd_v2 = Optimizer(update_signal=3, signal_shape=(1,), inputs=("learning_rate", "params", "gradients"))
-_adam = Optimizer({0: 1, 1: 4, 2: 5, 3: 2, 5: 6}, update_signal=9)
+_adam = Optimizer({0: 1, 1: 4, 2: 5, 3: 2, 5: 6}, update_signal=9, ignores_signal=True)
 _moments = ("first_order_moments", "second_order_moments")
 _adam_w = Optimizer(
     update_signal=6, signal_shape=(1,), inputs=("learning_rate", "step", "params", "gradients", *_moments)

@@ -46,8 +46,9 @@ class Optimizer:
 
     Attributes:
         states: `{output: input}`: each output that is the next value of an input.
-        update_signal: the input that, if false, makes a step do nothing (where the kernel honours it).
+        update_signal: the input that, if false, makes a step do nothing.
         signal_shape: the shape of that input.
+        ignores_signal: the CPU kernel updates the weights whatever that input says.
         group: from this output on, states come in groups of `(inputs from, group size)`, as in LambOptimizer.
         inputs: the names of the inputs in an optimizer model of ONNX Runtime.
     """
@@ -55,6 +56,7 @@ class Optimizer:
     states: Mapping[int, int] = dataclasses.field(default_factory=dict)
     update_signal: int | None = None
     signal_shape: tuple[int, ...] = ()
+    ignores_signal: bool = False
     group: tuple[int, int, int] | None = None
     inputs: tuple[str, ...] = ()
 

@@ -35,7 +35,7 @@ def prove_rewrite(
         rewrite.model.graph,
         scale,
         graph.loss,
-        guarded=[carried.next for carried in rewrite.carried if carried.guarded],
+        guarded={carried.next: carried.input for carried in rewrite.carried if carried.guarded},
         checked=rewrite.checked,
         all_finite=rewrite.all_finite,
         applies=rewrite.applies,

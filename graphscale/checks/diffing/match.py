@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from graphscale.checks.patterns import input_at, is_contradiction, update_signal
+from graphscale.checks.patterns import input_at, update_signal
 from graphscale.graph.builder import PASS_KEY
-from graphscale.graph.values import subgraphs
+from graphscale.graph.values import is_contradiction, subgraphs
 
 __all__ = ["Graph", "Matching", "Scope", "attribute_text", "match_models", "tensor_text"]
 

@@ -10,10 +10,17 @@ from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
-from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_empty, is_hiding, survivors
-from graphscale.checks.patterns import is_contradiction
-from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
+from graphscale.flow.outcome import Outcomes
+from graphscale.graph.values import (
+    constant_number,
+    inputs_of,
+    is_contradiction,
+    is_float,
+    is_scalar,
+    op_name,
+    reads_shape,
+)
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait, rule_of
 

@@ -7,21 +7,20 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.analysis.resets import is_reset
+from graphscale.analysis.resets import is_kept
 from graphscale.analysis.updates import same_type
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
-from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.patterns import input_at, producer, skip_ordering, update_signal
+from graphscale.flow.outcome import Number, Outcomes
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name, subgraphs, uses_of
 from graphscale.graph.walks import reach, source_by_trait
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__: list[str] = []
 
-_ADAM = "AdamOptimizer"  # its CPU kernel ignores update_signal
 # Selections one behind the other.
 _DEPTH = 8
 
@@ -56,7 +55,6 @@ class _Guards:
 
     def keeps(self, state: State) -> bool:
         """Return whether a skipped step leaves a state unchanged."""
-        outcome = self.bad.of(state.next)
         if state.carry is Carry.ADD:
             # An accumulator with a tested buffer keeps non-finite numbers.
             is_examined = state.node is not None and not self._tested_later.isdisjoint(state.node.outputs[1:])
@@ -64,7 +62,7 @@ class _Guards:
         if state.carry is Carry.OPTIMIZER:
             signal = None if state.node is None else update_signal(state.node)
             return signal is not None and self.bad.of(signal) is False
-        return outcome is state.value or (isinstance(outcome, ir.Value) and is_reset(outcome, state.value))
+        return is_kept(self.bad.of(state.next), state.value)
 
     def _adds_nothing(self, state: State) -> bool:
         outcome, node = self.bad.of(state.next), state.node
@@ -72,7 +70,7 @@ class _Guards:
             # The buffer is overwritten with itself; without the flag it would be doubled.
             flag = None if node is None else input_at(node, 2)
             return flag is not None and self.bad.of(flag) is True
-        return not isinstance(outcome, ir.Value) and outcome == 0
+        return outcome is Number.ZERO
 
     @functools.cached_property
     def _tested_later(self) -> set[ir.Value]:
@@ -118,9 +116,9 @@ class _Guards:
         name, value, new = repr(state.value.name), state.value, state.next
         check = repr(self.check.value.name)
         node = state.node or new.producer()
-        adam = producer(_viewed(new), _ADAM)
-        if adam is not None and update_signal(adam) is not None:
-            return report("GS406", f"{name} is updated by AdamOptimizer whatever update_signal says", adam, value)
+        adam = _viewed(new).producer()
+        if adam is not None and _ignored_signal(adam) is not None:
+            return report("GS406", f"{name} is updated by {adam.op_type} whatever update_signal says", adam, value)
         if self._is_own_bookkeeping(state) or self._is_record(state):
             return None
         if state.carry not in (Carry.ADD, Carry.OPTIMIZER) and self.good.of(new) is value:
@@ -195,15 +193,21 @@ class _Guards:
         return None
 
 
+def _ignored_signal(node: ir.Node) -> ir.Value | None:
+    """Return the update signal of an optimizer whose kernel ignores it."""
+    optimizer = optimizer_of(node)
+    return update_signal(node) if optimizer is not None and optimizer.ignores_signal else None
+
+
 def _viewed(value: ir.Value) -> ir.Value:
     return source_by_trait(value, Trait.VIEW)
 
 
 @rule("GS406")
 def _ignored_signals(context: LintContext) -> Iterator[Finding]:
-    """Find, without a check, each AdamOptimizer with a foreign update_signal."""
+    """Find, without a check, each optimizer with a foreign signal that it ignores."""
     for node in context.view.nodes if context.check is None else ():
-        signal = update_signal(node) if node.op_type == _ADAM else None
+        signal = _ignored_signal(node)
         is_output = any(value.is_graph_output() for value in node.outputs)
         if signal is not None and constant_tensor(signal) is None and is_output:
-            yield report("GS406", f"AdamOptimizer is to skip by {signal.name!r}", node, signal)
+            yield report("GS406", f"{node.op_type} is to skip by {signal.name!r}", node, signal)

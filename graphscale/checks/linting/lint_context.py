@@ -16,13 +16,13 @@ from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.lint_report import Finding
 from graphscale.checks.linting.scale_search import find_named_scale, find_scale
 from graphscale.checks.linting.state_search import find_states
-from graphscale.checks.linting.steps import Outcomes
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
 from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.flow.degree import ZERO
+from graphscale.flow.outcome import Outcomes
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale
@@ -154,8 +154,12 @@ class LintContext:
         """The outcomes of a step if the check holds, and if it fails; None without a check."""
         if self.check is None:
             return None
-        value, fails_as = self.check.value, self.check.fails_as
-        return Outcomes(self.view, value, not fails_as, ()), Outcomes(self.view, value, fails_as, self.sources)
+        flag, fails_as, dependent = self.check.value, self.check.fails_as, self.check.dependent
+        good, bad = (
+            Outcomes(self.view.nodes, {flag: result}, risky=risky, dependent=dependent)
+            for result, risky in ((not fails_as, ()), (fails_as, self.sources))
+        )
+        return good, bad
 
     def _find_roots(self) -> set[ir.Value]:
         if self.scale is not None:

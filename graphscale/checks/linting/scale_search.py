@@ -15,10 +15,17 @@ import onnx_ir as ir
 from graphscale.checks.linting.flow import Flow, Scalars
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
-from graphscale.checks.patterns import is_contradiction
 from graphscale.errors import LossError, suggest
 from graphscale.flow.degree import Conflict, Degree, degrees_through
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
+from graphscale.graph.values import (
+    constant_tensor,
+    inputs_of,
+    is_contradiction,
+    is_float,
+    is_scalar,
+    subgraphs,
+    value_label,
+)
 from graphscale.graph.walks import producers_of, reach, source_of
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
 from graphscale.analysis.proof import prove, reach_unchecked, scale_degrees
-from graphscale.analysis.resets import is_reset
+from graphscale.analysis.resets import is_kept
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
+from graphscale.flow.outcome import Number, Outcomes
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, reads_shape, uses_of
-from graphscale.graph.walks import ancestors, producers_of
+from graphscale.graph.walks import ancestors, producers_of, source_by_trait
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
 from graphscale.policy.loss_scale import DynamicLossScale
 
@@ -51,7 +51,7 @@ def prove_again(pair: Pair, roles: Roles) -> list[Check]:
         tested = _tested(graph, roles, rule | ordering)
         missed = _unchecked(graph, roles, rule | ordering, tested)
         checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
-        unguarded = _guards(pair, roles, _conditions(pair, roles))
+        unguarded = _guards(pair, roles)
         checks.append(Check.proved(names[1], unguarded, f"{len(pair.states)} states"))
         dynamic = isinstance(pair.policy, DynamicLossScale)
         skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
@@ -175,21 +175,12 @@ def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested:
             yield f"{node_name(node)!r} writes a gradient that the finite check may miss"
 
 
-def _conditions(pair: Pair, roles: Roles) -> set[ir.Value]:
-    """Return the flags that decide whether a step is applied."""
-    assert roles.all_finite is not None
-    accepts = isinstance(pair.policy, DynamicLossScale) and pair.policy.rule.on_stuck == "accept"
-    if not accepts:
-        return {roles.all_finite}
-    wanted = {roles.all_finite, roles.stuck}
-    return {n.outputs[0] for n in pair.scaled.graph if n.op_type == "Or" and set(n.inputs) == wanted}
-
-
-def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> Iterator[str]:
+def _guards(pair: Pair, roles: Roles) -> Iterator[str]:
     graph = pair.scaled.graph
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
     written = {node.inputs[0].name: node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] is not None}
+    steps = _Steps(pair, roles, inputs)
     for state, output in pair.states.items():
         if state in pair.kept:
             continue
@@ -197,11 +188,11 @@ def _guards(pair: Pair, roles: Roles, conditions: set[ir.Value]) -> Iterator[str
         if value is None:
             yield f"the state {state!r} of the original is gone"
         elif state in written:
-            reason = _find_write_fault(written[state], conditions)
+            reason = steps.find_write_fault(written[state])
         elif output is None or output not in outputs:
             yield f"the next value of {state!r} is gone"
         else:
-            reason = _find_guard_fault(outputs[output], value, conditions)
+            reason = steps.find_guard_fault(outputs[output], value)
         if reason is not None:
             yield f"the state {state!r} is not guarded: {reason}"
     for name, node in written.items():
@@ -250,47 +241,63 @@ def _coverage(pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradicti
     return Check.proved(name, sorted(lacking), covered)
 
 
-# --- the forms of guards that keep the old value of a state on a skipped step -----------------------------
+# --- the guards of carried state --------------------------------------------------------------------------------------
 
 
-def _find_guard_fault(value: ir.Value, state: ir.Value, conditions: Collection[ir.Value]) -> str | None:
-    """Return the reason why a next value is not the old one on a skipped step, by some conditions, or None."""
-    value = skip_ordering(value)
-    selected = _behind(value, "Cast")
-    node = producer(selected, "Where")
-    if node is not None and not _holds(selected, state):
-        return f"{node_name(node)!r} selects in {selected.dtype}, which does not hold all numbers of {state.dtype}"
-    if node is None:
-        return f"{value.name!r} is not selected by whether the step is applied"
-    condition, new, old = node.inputs
-    if condition not in conditions:
-        return f"{node_name(node)!r} selects by {'?' if condition is None else condition.name!r}, not by that"
-    if old is None or (_behind(old, "Cast") is not state and not is_reset(old, state)):
-        return f"on a skipped step {node_name(node)!r} gives {'?' if old is None else old.name!r}, not the old value"
-    if new is None or _behind(new, "Cast") is state:
-        return f"on an applied step {node_name(node)!r} gives the old value, too"
-    return None
+class _Steps:
+    """The outcomes of a skipped step and of applied steps.
 
+    A policy may accept a non-finite step that is stuck at the lowest scale: such a step is applied as well.
+    """
 
-def _find_write_fault(node: ir.Node, conditions: Collection[ir.Value]) -> str | None:
-    """Return the reason why an accumulator could change its buffer on a skipped step, or None."""
-    state, value = node.inputs[0], node.inputs[1]
-    flag = input_at(node, 2)
-    assert state is not None and value is not None
-    negation = None if flag is None else producer(_behind(flag, "Reshape"), "Not")
-    if assigns(node) or (negation is not None and negation.inputs[0] in conditions):
-        # It overwrites the buffer, always or on a skipped step, with the buffer's own content.
-        return _find_guard_fault(value, state, conditions)
-    selected = producer(value, "Where")
-    if selected is None or selected.inputs[0] not in conditions:
-        return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
-    kept = constant_tensor(selected.inputs[2])
-    addend = np.zeros(1) if kept is None else np.asarray(kept.numpy(), dtype=np.float64)
-    if addend.any() or not np.signbit(addend).all():
-        return f"{node_name(node)!r} adds something on a skipped step"
-    if flag is None and node.op_type == "InPlaceAccumulatorV2":
-        return f"{node_name(node)!r} turns -0.0 into 0.0 on a skipped step"
-    return None
+    def __init__(self, pair: Pair, roles: Roles, inputs: Mapping[str | None, ir.Value]) -> None:
+        assert roles.all_finite is not None
+        flags = [{roles.all_finite: False}, {roles.all_finite: True}]
+        accepts = isinstance(pair.policy, DynamicLossScale) and pair.policy.rule.on_stuck == "accept"
+        if accepts and roles.stuck is not None:
+            stuck = roles.stuck
+            flags = [{**flags[0], stuck: False}, {**flags[1], stuck: False}, {**flags[0], stuck: True}]
+        states = [inputs[name] for name in pair.states if name in inputs]
+        self.skipped, *self.applied = (Outcomes(pair.scaled.graph, each, states) for each in flags)
+        self._pair = pair
+
+    def find_guard_fault(self, value: ir.Value, state: ir.Value) -> str | None:
+        """Return the reason why a next value is not the old one on a skipped step, or is on an applied one, or None."""
+        value = skip_ordering(value)
+        kept, applied, node = self.skipped.of(value), [each.of(value) for each in self.applied], value.producer()
+        name = value.name if node is None else node_name(node)
+        if is_kept(kept, state):
+            is_lost = kept in applied and not self._passes_on(state)
+            return f"on an applied step {name!r} gives the old value, too" if is_lost else None
+        if isinstance(kept, ir.Value) and source_by_trait(kept, Trait.CAST) is state:
+            return f"{name!r} selects in {kept.dtype}, which does not hold all numbers of {state.dtype}"
+        if all(outcome == kept for outcome in applied):
+            return f"{value.name!r} is not selected by whether the step is applied"
+        return f"on a skipped step {name!r} gives {getattr(kept, 'name', kept)!r}, not the old value"
+
+    def _passes_on(self, state: ir.Value) -> bool:
+        """Return whether the original itself passes a state on."""
+        updates = [update for update in self._pair.analysis.updates if update.input.name == state.name]
+        outcomes = Outcomes(self._pair.analysis.graph, {}, [update.input for update in updates])
+        return any(outcomes.of(update.output) is update.input for update in updates)
+
+    def find_write_fault(self, node: ir.Node) -> str | None:
+        """Return the reason why an accumulator could change its buffer on a skipped step, or None."""
+        state, value = node.inputs[0], node.inputs[1]
+        flag = input_at(node, 2)
+        assert state is not None and value is not None
+        assigning = node.op_type == "InPlaceAccumulatorV2"
+        if assigning and flag is not None and self.skipped.of(flag) is True:
+            # It overwrites the buffer, always or on a skipped step, with the buffer's own content.
+            return self.find_guard_fault(value, state)
+        added = self.skipped.of(value)
+        if added is not Number.MINUS_ZERO:
+            if all(each.of(value) == added for each in self.applied):
+                return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
+            return f"{node_name(node)!r} adds something on a skipped step"
+        if assigning and flag is None:
+            return f"{node_name(node)!r} turns -0.0 into 0.0 on a skipped step"
+        return None
 
 
 def _find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
@@ -304,15 +311,3 @@ def _find_unprotected_operands(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Va
             # A sum of one operand is a copy in a new buffer.
             if value is not None and producer(value, "Sum") is None and not is_fresh(value):
                 yield node, value
-
-
-def _behind(value: ir.Value, op_type: str) -> ir.Value:
-    node = producer(value, op_type)
-    return value if node is None or node.inputs[0] is None else node.inputs[0]
-
-
-def _holds(value: ir.Value, state: ir.Value) -> bool:
-    """Return whether the type of a value can hold every number of a state's type."""
-    if value.dtype is None or state.dtype is None or value.dtype is state.dtype:
-        return value.dtype is state.dtype
-    return np.can_cast(state.dtype.numpy(), value.dtype.numpy(), "safe")
