@@ -15,10 +15,11 @@ import onnx_ir as ir
 
 from graphscale.flow.degree import is_small_zero
 from graphscale.flow.interpreter import Domain, Flow
+from graphscale.graph.types import holds_all
 from graphscale.graph.values import constant_tensor, is_contradiction, is_float, own_dtype
 from graphscale.operators import FIRST, Kind, Trait, has_trait, optimizer_of, rule_of
 
-__all__ = ["Number", "Outcome", "Outcomes", "holds_all"]
+__all__ = ["Number", "Outcome", "Outcomes"]
 
 
 class Number(enum.Enum):
@@ -219,12 +220,3 @@ class Outcomes:
     def of(self, value: ir.Value) -> Outcome:
         """Return the outcome of a value; without a known one, the value itself."""
         return self._domain.resolve(value, self._flow.of(value))
-
-
-def holds_all(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
-    """Return whether a type holds all numbers of another one."""
-    if wide is None or narrow is None or wide is narrow:
-        return wide is narrow and wide is not None
-    # NumPy calls casts of 64-bit integers to float64 safe, and casts of numbers to texts.
-    is_rounded = narrow.is_integer() and narrow.itemsize == 8 and wide.is_floating_point()
-    return not is_rounded and wide is not ir.DataType.STRING and np.can_cast(narrow.numpy(), wide.numpy(), "safe")

@@ -22,6 +22,7 @@ __all__ = [
     "dtype_of",
     "dtypes_by_name",
     "dtypes_of",
+    "holds_all",
     "infer_results",
     "infer_types",
     "measured_by",
@@ -31,6 +32,8 @@ _LONGEST = 2**16  # numbers of a computed shape; ONNX's inference copies them at
 # Operators of com.microsoft whose result has the type of the first operand.
 _LIKE_FIRST = {"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SimplifiedLayerNormalization", "Trilu"}
 _PRODUCTS = {"FusedMatMul", "TransposeMatMul"}
+# The binary digits of the significands.
+_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8, ir.DataType.FLOAT: 24, ir.DataType.DOUBLE: 53}
 _RANK = 64  # more than the rank of any value
 _FOLLOWED = {"Add", "Cast", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"}
 
@@ -239,3 +242,22 @@ def _product_shape(node: ir.Node) -> ir.Shape | None:
     # Broadcast axes remain unknown.
     is_plain = first[:-2] == second[:-2] or not (first[:-2] and second[:-2])
     return ir.Shape([*(batch if is_plain else [None] * len(batch)), first[-2], second[-1]])
+
+
+def holds_all(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
+    """Return whether a type holds all numbers of another one; NumPy's safe casts round 64-bit integers and float8."""
+    if wide is None or narrow is None or wide is narrow:
+        return wide is narrow and wide is not None
+    digits = _count_digits(narrow)
+    if not 0 < digits <= _count_digits(wide):
+        return False
+    if narrow in _DIGITS:
+        return wide in (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # the others have fewer exponents
+    return wide in _DIGITS or wide.is_signed() or not narrow.is_signed()
+
+
+def _count_digits(dtype: ir.DataType) -> int:
+    """Return the binary digits of all whole numbers from zero to a power of two that a type holds; 0 if unknown."""
+    if dtype.is_integer():
+        return dtype.bitwidth - dtype.is_signed()
+    return 1 if dtype is ir.DataType.BOOL else _DIGITS.get(dtype, 0)
