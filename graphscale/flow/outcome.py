@@ -34,56 +34,71 @@ class Number(enum.Enum):
 Outcome: TypeAlias = bool | Number | ir.Value | None
 
 
-class _OutcomeDomain(Domain[Outcome]):
-    """The flat lattice of outcomes; see `Outcomes`."""
+class Outcomes(Domain[Outcome]):
+    """The outcome of each value on a step with known flags: a flat lattice.
+
+    Bit for bit, a value equals another one through casts only if their types hold all its numbers, and any number may
+    be non-finite. Otherwise values are compared as numbers, apart from rounding by casts and the sign of zero.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order.
+        flags: the values of some flags.
+        states: the values whose copies are of interest, bit for bit.
+        risky: values that may be non-finite: zero times one of these is not zero; None to compare bit for bit.
+        dependent: the values that depend on the flags.
+        functions: the model-local functions.
+
+    Attributes:
+        products: the products of a risky value with a zero that depends on the flags.
+    """
 
     default: Outcome = None
 
     def __init__(
         self,
+        nodes: Iterable[ir.Node],
         flags: Mapping[ir.Value, bool],
-        risky: Collection[ir.Value] | None,
-        dependent: Collection[ir.Value],
-        functions: Iterable[ir.Function],
+        states: Iterable[ir.Value] = (),
+        *,
+        risky: Collection[ir.Value] | None = None,
+        dependent: Collection[ir.Value] = (),
+        functions: Mapping[ir.OperatorIdentifier, ir.Function] | None = None,
     ) -> None:
         self._flags, self._risky, self._dependent = flags, risky, dependent
-        nodes = [node for function in functions for node in function.all_nodes()]
+        inner = (node for function in (functions or {}).values() for node in function.all_nodes())
         # They differ from call to call, and equal no other value.
-        self._in_functions = {value for node in nodes for value in (*node.inputs, *node.outputs)}
-        self._constants: dict[ir.Value, Outcome] = {}
+        self._in_functions = {value for node in inner for value in (*node.inputs, *node.outputs)}
         self.products: dict[ir.Node, None] = {}
+        self._flow = Flow(self, {**dict.fromkeys(states), **flags}, functions)
+        if risky is None:
+            self._flow.visit_all(nodes)
+        else:
+            for node in nodes:
+                self._flow.visit(node)
 
-    def resolve(self, value: ir.Value | None, element: Outcome) -> Outcome:
-        """Return the outcome of a value by its element: without one, that of a constant, or the value itself."""
-        if value is None or element is not None:
+    def of(self, value: ir.Value) -> Outcome:
+        """Return the outcome of a value; without a known one, the value itself."""
+        return self.pass_border(value, self._flow.of(value))
+
+    def pass_border(self, value: ir.Value, element: Outcome) -> Outcome:
+        if element is not None:
             return element
-        if value not in self._constants:
-            self._constants[value] = self._constant(value)
-        return self._constants[value]
-
-    def _constant(self, value: ir.Value) -> Outcome:
         tensor = constant_tensor(value)
         if tensor is not None and tensor.dtype is ir.DataType.BOOL and tensor.size == 1:
             return bool(tensor.numpy().all())
         if is_contradiction(value):
             return False
-        zero = self._zero(value, tensor)
-        return value if zero is None and value not in self._in_functions else zero
-
-    def _zero(self, value: ir.Value, tensor: ir.TensorProtocol | None) -> Number | None:
-        if self._risky is not None:
-            return Number.ZERO if is_small_zero(value, of_finite=False) else None
-        if tensor is None or not is_small_zero(value):
-            return None
-        signs = np.signbit(tensor.numpy().astype(np.float64))
-        same = Number.MINUS_ZERO if signs.all() else Number.ZERO
-        return same if signs.any() == signs.all() else None
+        if self._risky is not None and is_small_zero(value, of_finite=False):
+            return Number.ZERO
+        if self._risky is None and tensor is not None and is_small_zero(value):
+            signs = np.signbit(tensor.numpy().astype(np.float64))
+            if signs.all() == signs.any():
+                return Number.MINUS_ZERO if signs.any() else Number.ZERO
+        return None if value in self._in_functions else value
 
     def read(self, node: ir.Node, index: int, element: Outcome) -> Outcome:
-        return self.resolve(node.inputs[index], element)
-
-    def pass_border(self, value: ir.Value, element: Outcome) -> Outcome:
-        return self.resolve(value, element)
+        value = node.inputs[index]
+        return element if value is None else self.pass_border(value, element)
 
     def pass_round(self, element: Outcome) -> Outcome:
         return None if isinstance(element, ir.Value) else element
@@ -177,46 +192,3 @@ class _OutcomeDomain(Domain[Outcome]):
                 self.products[node] = None
                 return None
         return None
-
-
-class Outcomes:
-    """The outcome of each value on a step with known flags.
-
-    Bit for bit, a value equals another one through casts only if their types hold all its numbers, and any number may
-    be non-finite. Otherwise values are compared as numbers, apart from rounding by casts and the sign of zero.
-
-    Args:
-        nodes: the nodes of a main graph, in execution order.
-        flags: the values of some flags.
-        states: the values whose copies are of interest, bit for bit.
-        risky: values that may be non-finite: zero times one of these is not zero; None to compare bit for bit.
-        dependent: the values that depend on the flags.
-        functions: the model-local functions.
-    """
-
-    def __init__(
-        self,
-        nodes: Iterable[ir.Node],
-        flags: Mapping[ir.Value, bool],
-        states: Iterable[ir.Value] = (),
-        *,
-        risky: Collection[ir.Value] | None = None,
-        dependent: Collection[ir.Value] = (),
-        functions: Mapping[ir.OperatorIdentifier, ir.Function] | None = None,
-    ) -> None:
-        self._domain = _OutcomeDomain(flags, risky, dependent, (functions or {}).values())
-        self._flow = Flow(self._domain, {**dict.fromkeys(states), **flags}, functions)
-        if risky is None:
-            self._flow.visit_all(nodes)
-        else:
-            for node in nodes:
-                self._flow.visit(node)
-
-    @property
-    def products(self) -> Collection[ir.Node]:
-        """The products of a risky value with a zero that depends on the flags."""
-        return self._domain.products
-
-    def of(self, value: ir.Value) -> Outcome:
-        """Return the outcome of a value; without a known one, the value itself."""
-        return self._domain.resolve(value, self._flow.of(value))

@@ -21,9 +21,6 @@ from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__: list[str] = []
 
-# Selections one behind the other.
-_DEPTH = 8
-
 
 @rule("GS401", "GS402", "GS403", "GS404", "GS405", "GS406")
 def _guards(context: LintContext) -> Iterator[Finding]:
@@ -175,21 +172,18 @@ class _Guards:
 
     def _other_select(self, state: State) -> ir.Node | None:
         """Return a selection between the state and another value, without an effect of the check."""
-        value = _viewed(state.next)
-        for _ in range(0 if state.carry is Carry.OPTIMIZER else _DEPTH):
-            node = producer(value, "Where")
-            if node is None:
-                return None
+        value = state.next
+        while state.carry is not Carry.OPTIMIZER and (node := producer(_viewed(value), "Where")) is not None:
             condition, *branches = inputs_of(node)
+            others = [branch for branch in branches if _viewed(branch) is not state.value]
             outcome = self.bad.of(condition)
             decided = isinstance(outcome, bool) and condition in self.check.dependent
             never = outcome is False and self.good.of(condition) is False and condition.producer() is not None
-            if any(_viewed(branch) is state.value for branch in branches) and not decided and not never:
+            if len(others) < 2 and not decided and not never:
                 return node
-            following = [branch for branch in branches if _viewed(branch) is not state.value]
-            if len(following) != 1:
+            if len(others) != 1:
                 return None
-            value = _viewed(following[0])
+            value = others[0]
         return None
 
 

@@ -180,7 +180,7 @@ def _guards(pair: Pair, roles: Roles) -> Iterator[str]:
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
     written = {node.inputs[0].name: node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] is not None}
-    steps = _Steps(pair, roles, inputs)
+    steps = _Steps(pair, roles)
     for state, output in pair.states.items():
         if state in pair.kept:
             continue
@@ -245,26 +245,21 @@ def _coverage(pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradicti
 
 
 class _Steps:
-    """The outcomes of a skipped step and of applied steps.
+    """The outcomes of a skipped step and of applied steps; a policy may accept a step that is stuck non-finite."""
 
-    A policy may accept a non-finite step that is stuck at the lowest scale: such a step is applied as well.
-    """
-
-    def __init__(self, pair: Pair, roles: Roles, inputs: Mapping[str | None, ir.Value]) -> None:
+    def __init__(self, pair: Pair, roles: Roles) -> None:
         assert roles.all_finite is not None
-        flags = [{roles.all_finite: False}, {roles.all_finite: True}]
         accepts = isinstance(pair.policy, DynamicLossScale) and pair.policy.rule.on_stuck == "accept"
-        if accepts and roles.stuck is not None:
-            stuck = roles.stuck
-            flags = [{**flags[0], stuck: False}, {**flags[1], stuck: False}, {**flags[0], stuck: True}]
-        states = [inputs[name] for name in pair.states if name in inputs]
-        self.skipped, *self.applied = (Outcomes(pair.scaled.graph, each, states) for each in flags)
+        flags = [roles.all_finite, *([roles.stuck] if accepts and roles.stuck is not None else [])]
+        graph, states = pair.scaled.graph, [*pair.scaled.graph.inputs, *pair.scaled.graph.initializers.values()]
+        self._skipped = Outcomes(graph, dict.fromkeys(flags, False), states)
+        self._applied = [Outcomes(graph, {each: each is flag for each in flags}, states) for flag in flags]
         self._pair = pair
 
     def find_guard_fault(self, value: ir.Value, state: ir.Value) -> str | None:
-        """Return the reason why a next value is not the old one on a skipped step, or is on an applied one, or None."""
+        """Return the reason why a next value is not the old one on a skipped step alone, or None."""
         value = skip_ordering(value)
-        kept, applied, node = self.skipped.of(value), [each.of(value) for each in self.applied], value.producer()
+        kept, applied, node = self._skipped.of(value), [each.of(value) for each in self._applied], value.producer()
         name = value.name if node is None else node_name(node)
         if is_kept(kept, state):
             is_lost = kept in applied and not self._passes_on(state)
@@ -277,25 +272,24 @@ class _Steps:
 
     def _passes_on(self, state: ir.Value) -> bool:
         """Return whether the original itself passes a state on."""
-        updates = [update for update in self._pair.analysis.updates if update.input.name == state.name]
-        outcomes = Outcomes(self._pair.analysis.graph, {}, [update.input for update in updates])
-        return any(outcomes.of(update.output) is update.input for update in updates)
+        pairs = [(u.input, u.output) for u in self._pair.analysis.updates if u.input.name == state.name]
+        outcomes = Outcomes(self._pair.analysis.graph, {}, [old for old, _ in pairs])
+        return any(outcomes.of(new) is old for old, new in pairs)
 
     def find_write_fault(self, node: ir.Node) -> str | None:
         """Return the reason why an accumulator could change its buffer on a skipped step, or None."""
-        state, value = node.inputs[0], node.inputs[1]
-        flag = input_at(node, 2)
+        state, value, flag = node.inputs[0], node.inputs[1], input_at(node, 2)
         assert state is not None and value is not None
-        assigning = node.op_type == "InPlaceAccumulatorV2"
-        if assigning and flag is not None and self.skipped.of(flag) is True:
+        may_assign = node.op_type == "InPlaceAccumulatorV2"
+        if may_assign and flag is not None and self._skipped.of(flag) is True:
             # It overwrites the buffer, always or on a skipped step, with the buffer's own content.
             return self.find_guard_fault(value, state)
-        added = self.skipped.of(value)
+        added = self._skipped.of(value)
+        if all(each.of(value) == added for each in self._applied):
+            return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
         if added is not Number.MINUS_ZERO:
-            if all(each.of(value) == added for each in self.applied):
-                return f"{node_name(node)!r} adds {value.name!r} whether the step is applied or not"
             return f"{node_name(node)!r} adds something on a skipped step"
-        if assigning and flag is None:
+        if may_assign and flag is None:
             return f"{node_name(node)!r} turns -0.0 into 0.0 on a skipped step"
         return None
 
