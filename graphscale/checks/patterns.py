@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.graph.values import constant_tensor, is_contradiction
-from graphscale.graph.walks import source_of
+from graphscale.graph.values import constant_tensor
+from graphscale.graph.walks import is_contradiction, source_of
 from graphscale.operators import Kind, optimizer_of, rule_of
 
 __all__ = [

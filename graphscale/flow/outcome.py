@@ -16,7 +16,8 @@ import onnx_ir as ir
 from graphscale.flow.degree import is_small_zero
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.graph.types import holds_all
-from graphscale.graph.values import constant_tensor, is_contradiction, is_float, own_dtype
+from graphscale.graph.values import constant_tensor, is_float, own_dtype
+from graphscale.graph.walks import is_contradiction
 from graphscale.operators import FIRST, Kind, Trait, has_trait, optimizer_of, rule_of
 
 __all__ = ["Number", "Outcome", "Outcomes"]

@@ -23,7 +23,6 @@ __all__ = [
     "contains_contraction",
     "inner_nodes",
     "inputs_of",
-    "is_contradiction",
     "is_float",
     "is_known_zero",
     "is_scalar",
@@ -242,14 +241,6 @@ def uses_at(owners: Mapping[ir.Graph, ir.Node], node: ir.Node, value: ir.Value) 
     if not subgraphs(node):  # the value may have many other readers
         return [Use(node, i) for i, read in enumerate(node.inputs) if read is value]
     return [use for use in uses_of(value) if main_node(owners, use.node) is node]
-
-
-def is_contradiction(flag: ir.Value | None) -> bool:
-    """Return whether a flag is the conjunction of a flag and its negation: never true, it only delays a value."""
-    node = None if flag is None else flag.producer()
-    flags = inputs_of(node) if node is not None and node.op_type == "And" else ()
-    negations = (above for value in flags if (above := value.producer()) is not None and above.op_type == "Not")
-    return any(negation.inputs[0] in flags for negation in negations)
 
 
 def constant_number(value: ir.Value | None, *, initial: bool = False) -> float | None:

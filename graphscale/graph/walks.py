@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphscale.errors import ModelFileError
 from graphscale.graph.values import (
+    inputs_of,
     is_scalar,
     is_source,
     node_name,
@@ -23,6 +24,7 @@ __all__ = [
     "check_order",
     "descendants",
     "follows_from_numbers",
+    "is_contradiction",
     "nodes_above",
     "producers_of",
     "reach",
@@ -135,6 +137,14 @@ def source_of(value: ir.Value, operand: Callable[[ir.Node], ir.Value | None]) ->
 def source_by_trait(value: ir.Value, traits: Trait) -> ir.Value:
     """Return the value at the top of a chain of first operands of operators with one of some traits."""
     return source_of(value, lambda node: node.inputs[0] if has_trait(node, traits) and node.inputs else None)
+
+
+def is_contradiction(flag: ir.Value | None) -> bool:
+    """Return whether a flag is the conjunction of a flag and its negation: never true, it only delays a value."""
+    node = None if flag is None else flag.producer()
+    flags = inputs_of(node) if node is not None and node.op_type == "And" else ()
+    negations = (above for value in flags if (above := value.producer()) is not None and above.op_type == "Not")
+    return any(negation.inputs[0] in flags for negation in negations)
 
 
 def check_order(

@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from graphscale.checks.patterns import input_at, update_signal
 from graphscale.graph.builder import PASS_KEY
-from graphscale.graph.values import is_contradiction, subgraphs
+from graphscale.graph.values import subgraphs
+from graphscale.graph.walks import is_contradiction
 
 __all__ = ["Graph", "Matching", "Scope", "attribute_text", "match_models", "tensor_text"]
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_infinite, kinds_of_test, survivors
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
-from graphscale.graph.values import constant_number, inputs_of, is_contradiction, reads_shape, subgraphs
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.values import constant_number, inputs_of, reads_shape, subgraphs
+from graphscale.graph.walks import is_contradiction, source_by_trait
 from graphscale.operators import Trait, has_trait, nodes_with
 
 __all__ = ["Check", "find_flag"]

@@ -12,16 +12,8 @@ from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
 from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_empty, is_hiding, survivors
 from graphscale.flow.outcome import Outcomes
-from graphscale.graph.values import (
-    constant_number,
-    inputs_of,
-    is_contradiction,
-    is_float,
-    is_scalar,
-    op_name,
-    reads_shape,
-)
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
+from graphscale.graph.walks import is_contradiction, source_by_trait
 from graphscale.operators import Trait, has_trait, rule_of
 
 __all__: list[str] = []

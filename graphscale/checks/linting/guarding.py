@@ -62,12 +62,10 @@ class _Guards:
         return is_kept(self.bad.of(state.next), state.value)
 
     def _adds_nothing(self, state: State) -> bool:
-        outcome, node = self.bad.of(state.next), state.node
-        if outcome is state.value:
-            # The buffer is overwritten with itself; without the flag it would be doubled.
-            flag = None if node is None else input_at(node, 2)
-            return flag is not None and self.bad.of(flag) is True
-        return outcome is Number.ZERO
+        outcome, flag = self.bad.of(state.next), None if state.node is None else input_at(state.node, 2)
+        # A buffer may be overwritten with itself; without the flag it would be doubled.
+        is_same = outcome is state.value and flag is not None and self.bad.of(flag) is True
+        return is_same or outcome is Number.ZERO
 
     @functools.cached_property
     def _tested_later(self) -> set[ir.Value]:

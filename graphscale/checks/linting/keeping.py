@@ -13,7 +13,7 @@ from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, held_state
-from graphscale.checks.patterns import input_at, producer
+from graphscale.checks.patterns import input_at
 from graphscale.checks.scaled_graph import COUNTERS
 from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.notes import SCALED_LOSS_NOTE
@@ -135,16 +135,15 @@ def _written(node: ir.Node) -> Iterator[ir.Value]:
 
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
     """Return the state that a graph carries through an output without a name in the metadata."""
-    check, graph = context.check, context.view.graph
+    graph = context.view.graph
     in_place = {node.inputs[0] for node in nodes_with(graph, Trait.ACCUMULATOR)}
     own = () if context.scale is None else context.scale.scalars.leaves
     found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
-    for output in graph.outputs:
-        node = producer(output, "Where")
-        if check is not None and node is not None and node.inputs[0] in check.dependent:
-            old = node.inputs[1 if check.fails_as else 2]
-            if old is not None and old.is_graph_input() and (old.dtype, old.shape) == (output.dtype, output.shape):
-                found_values[old] = None
+    for output in graph.outputs if context.outcomes is not None else ():
+        applied, old = (each.of(output) for each in context.outcomes or ())
+        is_input = isinstance(old, ir.Value) and old.is_graph_input() and old is not applied
+        if is_input and (old.dtype, old.shape) == (output.dtype, output.shape):
+            found_values[old] = None
     return (value for value in found_values if value.name not in state and value not in in_place)
 
 

@@ -17,16 +17,8 @@ from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError, suggest
 from graphscale.flow.degree import Conflict, Degree, degrees_through
-from graphscale.graph.values import (
-    constant_tensor,
-    inputs_of,
-    is_contradiction,
-    is_float,
-    is_scalar,
-    subgraphs,
-    value_label,
-)
-from graphscale.graph.walks import producers_of, reach, source_of
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
+from graphscale.graph.walks import is_contradiction, producers_of, reach, source_of
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Scale", "find_named_scale", "find_scale"]
