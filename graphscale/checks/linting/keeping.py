@@ -141,9 +141,9 @@ def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Va
     found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
     for output in graph.outputs if context.outcomes is not None else ():
         applied, old = (each.of(output) for each in context.outcomes or ())
-        is_input = isinstance(old, ir.Value) and old.is_graph_input() and old is not applied
-        if is_input and (old.dtype, old.shape) == (output.dtype, output.shape):
-            found_values[old] = None
+        if isinstance(old, ir.Value) and old.is_graph_input() and old is not applied:
+            if (old.dtype, old.shape) == (output.dtype, output.shape):
+                found_values[old] = None
     return (value for value in found_values if value.name not in state and value not in in_place)
 
 
