@@ -121,7 +121,7 @@ def own_dtype(value: ir.Value) -> ir.DataType | None:
         to = node.attributes.get_int("to")
         return ir.DataType(to) if to in set(ir.DataType) else None
     if node.op_type == "Constant":
-        tensor = ir.convenience.get_const_tensor(value)
+        tensor = constant_tensor(value)
         return None if tensor is None else tensor.dtype
     if node.op_type == "ConstantOfShape":
         fill = node.attributes.get_tensor("value")

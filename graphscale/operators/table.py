@@ -129,9 +129,11 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.is_initializer():
         return None if value.is_graph_input() else value.const_value
     node = value.producer()
-    if node is not None and node.op_type == "Constant" and not node.domain:
-        return ir.convenience.get_const_tensor(value)
-    return None
+    if node is None or node.op_type != "Constant" or node.domain:
+        return None
+    held = node.attributes.get("value")
+    # `get_const_tensor` names this tensor, also in a ModelProto that shares it.
+    return ir.convenience.get_const_tensor(value) if held is None or held.is_ref() else held.as_tensor()
 
 
 def rule_of(node: ir.Node) -> Rule | None:
