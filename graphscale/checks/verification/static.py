@@ -17,7 +17,7 @@ from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, 
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.flow.outcome import Number, Outcomes
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, reads_shape, uses_of
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, own_dtype, reads_shape, uses_of
 from graphscale.graph.walks import ancestors, producers_of, source_by_trait
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
 from graphscale.policy.loss_scale import DynamicLossScale
@@ -265,7 +265,7 @@ class _Steps:
             is_lost = kept in applied and not self._passes_on(state)
             return f"on an applied step {name!r} gives the old value, too" if is_lost else None
         if isinstance(kept, ir.Value) and source_by_trait(kept, Trait.CAST) is state:
-            return f"{name!r} selects in {kept.dtype}, which does not hold all numbers of {state.dtype}"
+            return f"{name!r} selects in {own_dtype(kept)}, which does not hold all numbers of {state.dtype}"
         if all(outcome == kept for outcome in applied):
             return f"{value.name!r} is not selected by whether the step is applied"
         return f"on a skipped step {name!r} gives {getattr(kept, 'name', kept)!r}, not the old value"
