@@ -46,6 +46,7 @@ from graphscale.passes import (
 )
 from graphscale.passes.rewrite_proof import prove_rewrite
 from graphscale.policy.loss_scale import get_policy
+from graphscale.policy.names import ScaledValue
 from graphscale.process.summary import Row
 from graphscale.targets import advise, check_versions, get_target, target_names
 
@@ -198,7 +199,11 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
     model = scaled.model if isinstance(scaled, ScaledModel) else scaled
     work, name = open_copy(model)
     stamp = read_stamp(work, name)
-    if SPLIT_KEY in work.metadata_props or "window_finite" in stamp.names or "loss" not in stamp.names:
+    if (
+        SPLIT_KEY in work.metadata_props
+        or ScaledValue.WINDOW_FINITE in stamp.names
+        or ScaledValue.LOSS not in stamp.names
+    ):
         raise TargetError(f"{name} is a part of a step; whole steps are lowered, in one file each")
     if stamp.target != chosen.plain:
         raise TargetError(
@@ -377,9 +382,13 @@ def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
 def _stamp(rewrite: Rewrite, report: Report, counting: AddTelemetry | None) -> Stamp:
     bound = rewrite.bound
     stuck = None if bound.updated is None else bound.updated.stuck
-    values: dict[str, ir.Value | None] = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), **bound.states}
-    values |= {"stuck": stuck, "all_finite": rewrite.all_finite, **rewrite.telemetry}
-    names = {key: value.name or "" for key, value in values.items() if value is not None}
+    values: dict[ScaledValue, ir.Value | None] = {
+        ScaledValue.LOSS: rewrite.training_graph.loss,
+        ScaledValue.LOSS_SCALE: bound(),
+        **bound.states,
+    }
+    values |= {ScaledValue.STUCK: stuck, ScaledValue.ALL_FINITE: rewrite.all_finite, **rewrite.telemetry}
+    names = {role.value: value.name or "" for role, value in values.items() if value is not None}
     telemetry = {} if counting is None else counting.to_stamp(rewrite, _checked_names(rewrite))
     return dataclasses.replace(make_stamp(report, names), telemetry=telemetry)
 

@@ -21,6 +21,7 @@ from graphscale.passes.guard_in_place import (
 )
 from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
 from graphscale.passes.rewrite import Rewrite, RewritePass
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["GuardUpdates"]
 
@@ -70,7 +71,7 @@ class GuardUpdates(RewritePass):
             if writers or graph.accumulators:
                 # These guards are inserted before their nodes, and the check at the end: restore the order.
                 restore_order(graph.graph)
-            rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
+            rewrite.bound.editor.output(rewrite.all_finite, ScaledValue.ALL_FINITE.wanted)
         return any(changed) or applies is not None
 
 

@@ -17,6 +17,7 @@ from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.graph_scale import GraphScale
 from graphscale.passes.nodes.write_order import write_in_place
 from graphscale.policy.loss_scale import FixedLossScale
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["Gradient", "Rewrite", "RewritePass", "StatePair"]
 
@@ -89,7 +90,7 @@ class Rewrite:
     all_finite: ir.Value | None = None
     applies: ir.Value | None = None
     carried: list[StatePair] = dataclasses.field(default_factory=list)
-    telemetry: dict[str, ir.Value] = dataclasses.field(default_factory=dict)
+    telemetry: dict[ScaledValue, ir.Value] = dataclasses.field(default_factory=dict)
     activations: dict[ir.Value, ir.DataType] = dataclasses.field(default_factory=dict)
     done: set[type[GraphPass]] = dataclasses.field(default_factory=set)
 

@@ -18,6 +18,7 @@ from graphscale.passes.nodes.step_counters import add_counters
 from graphscale.passes.rewrite import Rewrite, RewritePass
 from graphscale.passes.update_loss_scale import UpdateLossScale
 from graphscale.policy.dynamic_rule import MAX_COUNT
+from graphscale.policy.names import ScaledValue
 from graphscale.targets import target_names
 
 __all__ = ["FORMS", "AddTelemetry"]
@@ -98,7 +99,11 @@ class AddTelemetry(RewritePass):
         """Return the pass with the options in the metadata, None without telemetry."""
         if not telemetry:
             return None
-        return cls("ranges" in telemetry, **telemetry.get("ranges", {}), activations="activations" in telemetry)
+        return cls(
+            ScaledValue.RANGES in telemetry,
+            **telemetry.get(ScaledValue.RANGES, {}),
+            activations="activations" in telemetry,
+        )
 
     def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
         finite, applies, gradients = rewrite.all_finite, rewrite.applies, rewrite.checked
@@ -113,7 +118,7 @@ class AddTelemetry(RewritePass):
                 f"telemetry of ranges and activations needs branches, and target {target.name!r} has no control flow; "
                 f"choose {target_names(lambda each: not each.cuda)}, or telemetry without them"
             )
-        counters = add_counters(build, applies, ir.DataType.FLOAT if target.in_place else ir.DataType.INT64)
+        counters = add_counters(build, applies, in_place=target.in_place)
         for role, (state, value) in counters.items():
             _carry(rewrite, build, role, state, value)
         if gradients:
@@ -123,19 +128,20 @@ class AddTelemetry(RewritePass):
                 rewrite.activations = find_forward_values(rewrite.model, graph.loss, carried)
             found = find_offender(build, gradients, finite, target, rewrite.activations)
             if self.ranges:
-                state, ranges = add_ranges(build, gradients, counters["steps"][1], self.every)
-                _carry(rewrite, build, "ranges", state, ranges)
+                state, ranges = add_ranges(build, gradients, counters[ScaledValue.STEPS][1], self.every)
+                _carry(rewrite, build, ScaledValue.RANGES, state, ranges)
                 zeros = read_zeros(build, ranges, len(gradients))
             else:
                 zeros = zero_fraction(build, gradients)
-            values = dict(zip(("cause", "offender", "activation"), found, strict=False)) | {"zero_fraction": zeros}
+            roles = (ScaledValue.CAUSE, ScaledValue.OFFENDER, ScaledValue.ACTIVATION)
+            values = dict(zip(roles, found, strict=False)) | {ScaledValue.ZERO_FRACTION: zeros}
             for role, value in values.items():
-                build.editor.output(value, value.name or role)
-            rewrite.telemetry.update(values)
+                build.editor.output(value, value.name or role.wanted)
+            rewrite.telemetry |= values
         return True
 
 
-def _carry(rewrite: Rewrite, build: Builder, role: str, state: ir.Value, value: ir.Value) -> None:
+def _carry(rewrite: Rewrite, build: Builder, role: ScaledValue, state: ir.Value, value: ir.Value) -> None:
     build.editor.output(value, f"{state.name}.next")
     rewrite.carry(build, state, value, TELEMETRY, in_place=rewrite.bound.target.in_place, guarded=False)
     rewrite.telemetry[role] = state

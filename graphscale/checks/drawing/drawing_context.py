@@ -21,6 +21,7 @@ from graphscale.graph.values import inner_nodes, uses_of
 from graphscale.graph.walks import nodes_above
 from graphscale.passes import UnscaleGradients, scale_nodes
 from graphscale.pipeline import prepare
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["DrawingContext", "Phase", "make_context"]
 
@@ -131,7 +132,7 @@ def make_context(
 
 
 def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
-    scale, loss = read.named.get("loss_scale"), read.named.get("loss")
+    scale, loss = read.named.get(ScaledValue.LOSS_SCALE), read.named.get(ScaledValue.LOSS)
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
         degrees, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))

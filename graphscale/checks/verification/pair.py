@@ -14,7 +14,7 @@ from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
-from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, RANGES, ScaledGraph, find_scaled_loss, read_scaled_graph
+from graphscale.checks.scaled_graph import ScaledGraph, find_scaled_loss, read_scaled_graph
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, validate_translation
 from graphscale.errors import (
@@ -35,6 +35,7 @@ from graphscale.passes import replace_training_ops, run_passes
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
+from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
 from graphscale.targets import get_target
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
@@ -105,7 +106,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
             "step, verify STEP GRADS UPDATE)"
         )
     second, second_name, stamp, policy = open_scaled(scaled)
-    if "loss" not in stamp.names or "window_finite" in stamp.names:
+    if ScaledValue.LOSS not in stamp.names or ScaledValue.WINDOW_FINITE in stamp.names:
         raise VerifyError(
             f"{second_name} is one of the models of an artifact folder, which work on one state; pass both folders: "
             "verify ORIGINAL_FOLDER SCALED_FOLDER"
@@ -268,10 +269,10 @@ class Roles:
     scale: ir.Value
     all_finite: ir.Value | None
     stuck: ir.Value | None
-    scale_states: dict[str, ir.Value]
-    counters: dict[str, ir.Value]
+    scale_states: dict[ScaledValue, ir.Value]
+    counters: dict[ScaledValue, ir.Value]
     ranges: ir.Value | None
-    next_values: dict[str, ir.Value]
+    next_values: dict[ScaledValue, ir.Value]
     following: dict[str, str | None]
     written: frozenset[str]
     reports: frozenset[str]
@@ -286,27 +287,31 @@ def find_roles(pair: Pair) -> Roles:
     """
     graph, names = pair.scaled.graph, pair.stamp.names
     found, outputs = dict(pair.reading.named), {value.name: value for value in graph.outputs}
-    wanted, states = ["loss_scale"], list[str]()
+    wanted, states = [ScaledValue.LOSS_SCALE], list[ScaledValue]()
     if isinstance(pair.policy, DynamicLossScale):
-        states = ["loss_scale", *pair.policy.rule.carried(pair.policy.state)]
-        wanted += [*states, "all_finite", *([] if pair.policy.rule.on_stuck == "hold" else ["stuck"])]
-    elif not pair.proved and "all_finite" not in names and "loss_scale" in names:
+        states = list(pair.policy.rule.carried(pair.policy.state))
+        wanted += [*states, ScaledValue.ALL_FINITE]
+        wanted += [] if pair.policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
+    elif not pair.proved and ScaledValue.ALL_FINITE not in names and ScaledValue.LOSS_SCALE in names:
         # Another tool may have folded the constant.
-        found.setdefault("loss_scale", ir.val(names["loss_scale"], ir.DataType.FLOAT, ()))
+        found.setdefault(ScaledValue.LOSS_SCALE, ir.val(names[ScaledValue.LOSS_SCALE], ir.DataType.FLOAT, ()))
     counters = COUNTERS if any(role in names for role in COUNTERS) else ()
-    measured = [RANGES] if RANGES in pair.stamp.telemetry and pair.stamp.telemetry.get("gradients") else []
-    for role in (*wanted, *counters, *measured, *(role for role in OUTPUTS if role in names)):
+    measured = (
+        [ScaledValue.RANGES]
+        if ScaledValue.RANGES in pair.stamp.telemetry and pair.stamp.telemetry.get("gradients")
+        else []
+    )
+    for role in (*wanted, *counters, *measured, *(role for role in RESULTS if role in names)):
         if role not in names:
-            raise VerifyError(f"the metadata name no value for the {role.replace('_', ' ')}")
+            raise VerifyError(f"the metadata name no value for the {role.words}")
         if role not in found:
-            what = role.replace("_", " ")
-            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {what}")
+            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
     twice = next((role for role, name in names.items() if list(names.values()).count(name) > 1), None)
     if twice is not None:
         raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
-    if found["loss_scale"].dtype is not ir.DataType.FLOAT:
-        raise VerifyError(f"{names['loss_scale']!r}, which the metadata call the loss scale, is no float32")
-    for role in OUTPUTS:
+    if found[ScaledValue.LOSS_SCALE].dtype is not ir.DataType.FLOAT:
+        raise VerifyError(f"{names[ScaledValue.LOSS_SCALE]!r}, which the metadata call the loss scale, is no float32")
+    for role in RESULTS:
         if role in names and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
     carried = {role: found[role] for role in (*states, *COUNTERS, *measured) if role in found}
@@ -318,15 +323,15 @@ def find_roles(pair: Pair) -> Roles:
     # In-place state may also have its next value among the outputs, for the caller.
     shown = {f"{state.name}.next" for state in carried.values()}
     return Roles(
-        scale=found["loss_scale"],
-        all_finite=found.get("all_finite"),
-        stuck=found.get("stuck"),
+        scale=found[ScaledValue.LOSS_SCALE],
+        all_finite=found.get(ScaledValue.ALL_FINITE),
+        stuck=found.get(ScaledValue.STUCK),
         scale_states={role: found[role] for role in states},
         counters={role: found[role] for role in COUNTERS if role in found},
-        ranges=found[RANGES] if measured else None,
+        ranges=found[ScaledValue.RANGES] if measured else None,
         next_values={role: value for role, value in nexts.items() if value is not None},
         following={name: None if name in in_place else output for name, output in fed.items()},
         written=frozenset(in_place),
-        reports=frozenset({names[role] for role in OUTPUTS if role in names} | shown),
+        reports=frozenset({names[role] for role in RESULTS if role in names} | shown),
         scaled_loss=find_scaled_loss(graph, pair.analysis.graph),
     )

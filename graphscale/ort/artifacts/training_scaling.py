@@ -40,13 +40,12 @@ from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.passes.rewrite_proof import prove_rewrite
 from graphscale.pipeline import complete_report
-from graphscale.policy.dynamic_rule import LOSS_SCALE, STUCK, DynamicRule
+from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
+from graphscale.policy.names import ScaledValue
 from graphscale.targets import Target
 
 __all__ = ["initial_states", "scale_training_model"]
-
-_WINDOW_FINITE = "window_finite"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class _Windows:
     """
 
     loss_scale: ir.Value
-    states: dict[str, ir.Value]
+    states: dict[ScaledValue, ir.Value]
     all_finite: ir.Value | None
 
 
@@ -106,9 +105,9 @@ def scale_training_model(
         own, finite = scale_nodes(model.graph), windows.all_finite
         prove(model.graph, scale, loss_value, checked=rewrite.checked, all_finite=finite, rule_nodes=own)
     report = complete_report(rewrite, model.graph, nodes_before)
-    names = {role: value.name or "" for role, value in windows.states.items()}
+    names = {role.value: value.name or "" for role, value in windows.states.items()}
     states = {names[role]: number for role, number in initial_states(policy).items()}
-    return states, {"loss": loss_value.name or "", **names}, report
+    return states, {ScaledValue.LOSS.value: loss_value.name or "", **names}, report
 
 
 def _describe_gradients(graph: ir.Graph) -> None:
@@ -175,7 +174,7 @@ def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
     reads, states = uses_of(bound.loss_scale), dict(bound.states)
     for role, number in initial_states(policy).items():
         if role not in states:
-            states[role] = editor.state(role, np.asarray(number, dtype=np.float32))
+            states[role] = editor.state(role.wanted, np.asarray(number, dtype=np.float32))
     for state in states.values():
         _make_plain(editor, state, taken)
     build = UpdateLossScale.builder(editor, shape=())
@@ -183,7 +182,7 @@ def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
     replace_reads(bound.loss_scale, scale, reads)
     gradients = [_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators]
     decision = all_finite(CheckFinite.builder(editor), gradients, bound.target)
-    finite = states[_WINDOW_FINITE]
+    finite = states[ScaledValue.WINDOW_FINITE]
     following = editor.builder("accumulation-window").cast(decision, ir.DataType.FLOAT, name=f"{finite.name}.next")
     rewrite.carry(build, finite, following, STATE_OF_SCALE, in_place=True, guarded=False)
     editor.graph.sort()
@@ -201,17 +200,17 @@ def _make_plain(editor: Editor, state: ir.Value, taken: Collection[str]) -> None
         editor.renamed.append((wanted, state.name))
 
 
-def initial_states(policy: LossScale | None) -> dict[str, float]:
+def initial_states(policy: LossScale | None) -> dict[ScaledValue, float]:
     """Return the states of a loss scale and its window at the beginning, by their role; none for a fixed scale."""
     if not isinstance(policy, DynamicLossScale):
         return {}
-    states = policy.rule.carried(policy.state) | {_WINDOW_FINITE: -1.0}
-    return states if policy.rule.on_stuck == "hold" else states | {STUCK: 0.0}
+    further = [ScaledValue.WINDOW_FINITE, *([] if policy.rule.on_stuck == "hold" else [ScaledValue.STUCK])]
+    return policy.rule.carried(policy.state) | {role: float(role.default) for role in further}
 
 
-def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
+def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[ScaledValue, ir.Value]) -> ir.Value:
     """Run the update rule at the beginning of a window after another; return the scale of the window."""
-    bound, editor, finite = rewrite.bound, rewrite.bound.editor, states[_WINDOW_FINITE]
+    bound, editor, finite = rewrite.bound, rewrite.bound.editor, states[ScaledValue.WINDOW_FINITE]
     resets = next(value for value in editor.graph.inputs if value.name == LAZY_RESET_GRAD)
     shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
     zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
@@ -224,14 +223,14 @@ def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[
     updated = add_update_rule(build, bound.model, rule, bound.states, was_finite, in_place=True)
     following = dict(updated.next)
     if updated.stuck is not None:
-        following[STUCK] = build.cast(updated.stuck, real, name="stuck.number")
+        following[ScaledValue.STUCK] = build.cast(updated.stuck, real, name="stuck.number")
     window = {
         role: build.op("Where", [updates, value, states[role]], name=f"window_{role}", dtype=real)
         for role, value in following.items()
     }
     for role, value in window.items():
         rewrite.carry(build, states[role], value, STATE_OF_SCALE, in_place=True, guarded=False)
-    return window[LOSS_SCALE]
+    return window[ScaledValue.LOSS_SCALE]
 
 
 def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:

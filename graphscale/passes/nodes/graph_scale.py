@@ -8,8 +8,8 @@ import onnx_ir as ir
 from graphscale.graph.builder import Builder, Editor
 from graphscale.passes.nodes.update_rule import UpdatedScale, add_update_rule
 from graphscale.passes.nodes.write_order import write_in_place
-from graphscale.policy.dynamic_rule import GOOD_STEPS, LOSS_SCALE, STUCK
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from graphscale.policy.names import ScaledValue
 from graphscale.targets import get_target
 
 __all__ = ["GraphScale"]
@@ -41,20 +41,20 @@ class GraphScale:
         self.editor = Editor(graph.graph if isinstance(graph, ir.Model) else graph)
         self.updated: UpdatedScale | None = None
         self.alone = False
-        self.states: dict[str, ir.Value] = {}
+        self.states: dict[ScaledValue, ir.Value] = {}
         if isinstance(policy, FixedLossScale):
-            self.loss_scale = self.editor.constant("current_loss_scale", np.asarray(policy(), dtype=np.float32))
+            array = np.asarray(policy(), dtype=np.float32)
+            self.loss_scale = self.editor.constant(ScaledValue.LOSS_SCALE.wanted, array)
             return
-        count = np.float32 if self.target.in_place else np.int64
         for role, value in policy.rule.carried(policy.state).items():
-            name, dtype = ("current_loss_scale", np.float32) if role == LOSS_SCALE else (role, count)
-            self.states[role] = self.editor.state(name, np.asarray(value, dtype=dtype))
-        self.loss_scale = self.states[LOSS_SCALE]
+            array = np.asarray(value, role.dtype(in_place=self.target.in_place))
+            self.states[role] = self.editor.state(role.wanted, array)
+        self.loss_scale = self.states[ScaledValue.LOSS_SCALE]
 
     @property
     def good_steps(self) -> ir.Value | None:
         """The count of good steps, a scalar initializer and graph input; None for a fixed loss scale."""
-        return self.states.get(GOOD_STEPS)
+        return self.states.get(ScaledValue.GOOD_STEPS)
 
     @property
     def next_state(self) -> dict[ir.Value, ir.Value]:
@@ -80,7 +80,7 @@ class GraphScale:
         for state, value in self.next_state.items():
             self.editor.output(value, f"{state.name}.next")
         if updated.stuck is not None:
-            self.editor.output(updated.stuck, STUCK)
+            self.editor.output(updated.stuck, ScaledValue.STUCK.wanted)
         if not in_place:
             return updated.node
         writes = [write_in_place(build, state, value) for state, value in self.next_state.items()]
