@@ -11,7 +11,6 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
-from graphscale.analysis.training_graph import analyse
 from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import GraphscaleError
 from graphscale.flow.degree import ZERO, Degree
@@ -22,6 +21,7 @@ from graphscale.graph.walks import nodes_above
 from graphscale.passes import UnscaleGradients, scale_nodes
 from graphscale.pipeline import prepare
 from graphscale.policy.names import ScaledValue
+from graphscale.step.understanding import understand
 
 __all__ = ["DrawingContext", "Phase", "make_context"]
 
@@ -110,7 +110,7 @@ def make_context(
         if is_scaled(model):
             return _scaled(model, read_scaled_graph(model, name), passes)
         prepare(model)
-        found = analyse(model.graph, hints.stated_by(model), asking=False)
+        found = understand(model, hints, asking=False)
     except GraphscaleError as error:
         if strict:
             raise

@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import read_report
-from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
@@ -31,11 +30,13 @@ from graphscale.graph.values import is_source, value_label
 from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
-from graphscale.passes import replace_training_ops, run_passes
+from graphscale.passes import replace_training_ops
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
+from graphscale.step.step import Step
+from graphscale.step.understanding import understand
 from graphscale.targets import get_target
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
@@ -67,7 +68,7 @@ class Pair:
     scaled: ir.Model
     reading: ScaledGraph
     policy: LossScale
-    analysis: TrainingGraph
+    analysis: Step
     states: Mapping[str, str | None]
     kept: frozenset[str]
     nodes: Mapping[ir.Node, ir.Node]
@@ -124,9 +125,9 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     replace_training_ops(first, get_target(translation.claims.target))
     notes, mixed = list[str](), translation.claims.cast_pass()
     if mixed is not None:
-        run_passes(first, dataclasses.replace(mixed, **vars(hints), target=translation.claims.target))
+        dataclasses.replace(mixed, target=translation.claims.target).rewrite(first, hints)
         notes = [f"the original was put through the same autocast ({mixed.dtype}) before it was compared"]
-    found = analyse(first.graph, hints.stated_by(first))
+    found = understand(first, hints)
     return Pair(
         original=first,
         scaled=second,
@@ -134,7 +135,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         policy=policy,
         analysis=found,
         states=_find_states(found),
-        kept=frozenset(update.input.name or "" for update in found.updates if update.kept),
+        kept=frozenset(update.input.name or "" for update in found.states if update.kept),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
         proved=not translation.graph or lowered is not None,
         small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
@@ -238,8 +239,8 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     return None
 
 
-def _find_states(found: TrainingGraph) -> dict[str, str | None]:
-    states = {update.input.name or "": update.output.name for update in found.updates}
+def _find_states(found: Step) -> dict[str, str | None]:
+    states = {update.input.name or "": update.output.name for update in found.states}
     buffers = [node.inputs[0] for node in found.accumulators]
     buffers += [input_at(node, i) for node in found.graph for i in written_inputs(node)]
     for buffer in buffers:

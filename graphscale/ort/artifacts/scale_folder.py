@@ -34,7 +34,7 @@ from graphscale.ort.artifacts.folder import (
 )
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.training_scaling import scale_training_model
-from graphscale.passes import Autocast, run_passes
+from graphscale.passes import Autocast
 from graphscale.pipeline import make_stamp, prepare
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.targets import Target, check_versions, get_training_target
@@ -111,7 +111,7 @@ def scale_artifacts(
         mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
         if mixed is not None:
             mixed.roles = watched_outputs(training, loss)
-            run_passes(training, mixed)
+            mixed.rewrite(training)
         states, names, report = scale_training_model(artifacts, policy, chosen, loss, skip_nonfinite)
         # A training session feeds all parameters of the training model to the eval model, by position.
         evaluation.graph.inputs.extend(ir.val(name, ir.DataType.FLOAT, []) for name in states)
