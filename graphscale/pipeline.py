@@ -12,42 +12,32 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from graphscale.analysis.hints import NO_HINTS, Hints
+from graphscale import passes
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.own_scale import find_own_scale, refuse_own_scale
 from graphscale.analysis.report import TELEMETRY, Report, StateReport, read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
-from graphscale.errors import AlreadyScaledError, AutocastError, GraphscaleError, TargetError
+from graphscale.errors import AlreadyScaledError, AutocastError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
-from graphscale.graph.types import complete_types
-from graphscale.graph.values import inner_nodes, node_name, subgraphs
-from graphscale.lowering.lower_model import lower_model
-from graphscale.passes import (
-    AddTelemetry,
-    Autocast,
-    InlineFunctions,
-    LowerOptimizers,
-    ScaleLoss,
-    SplitGemm,
-    find_fused_updates,
-    replace_training_ops,
-    run_rewrite,
-    scale_nodes,
-)
+from graphscale.graph.values import inner_nodes, subgraphs
+from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
+from graphscale.passes.preparation import prepare
 from graphscale.passes.step_proof import prove_step
 from graphscale.policy.loss_scale import get_policy
 from graphscale.policy.names import ScaledValue
+from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row
 from graphscale.step.step import Step
 from graphscale.step.understanding import make_report, understand
-from graphscale.targets import advise, check_versions, get_target, target_names
+from graphscale.targets import Target, advise, check_versions, get_target, target_names
 
 __all__ = [
     "LEFT_OUT",
@@ -57,10 +47,8 @@ __all__ = [
     "inspect",
     "lower",
     "make_stamp",
-    "needs_preparation",
     "open_copy",
     "open_copy_with_proto",
-    "prepare",
     "roles",
     "scale",
 ]
@@ -103,8 +91,8 @@ def scale(
     force_roles: bool = False,
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
-    telemetry: bool | str | AddTelemetry = False,
-    autocast: str | Autocast | None = None,
+    telemetry: bool | str | passes.AddTelemetry = False,
+    autocast: str | passes.Autocast | None = None,
 ) -> ScaledModel:
     """Put loss scaling into a training graph. The model given is not changed.
 
@@ -132,7 +120,7 @@ def scale(
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
-    policy, counting = get_policy(loss_scale), AddTelemetry.of(telemetry)
+    policy, counting = get_policy(loss_scale), None if telemetry is False else passes.AddTelemetry.of(telemetry)
     chosen = get_target(target)
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
@@ -151,8 +139,11 @@ def scale(
         mixed = _autocast_pass(autocast, hints, plain)
         marked = frozenset(_marked_nodes(work.graph))
         outputs = {value.name for value in work.graph.outputs}
-        step = run_rewrite(work, hints, *filter(None, (mixed, scale_loss, counting)))
-        if isinstance(autocast, Autocast) and mixed is not None:
+        if mixed is not None:
+            report_stage(f"rewriting the graph ({mixed.name})")
+            mixed.rewrite(work, hints)
+        step = run_rewrite(work, hints, scale_loss, *([] if counting is None else [counting]))
+        if mixed is not None and not isinstance(autocast, str | None):
             autocast.report = mixed.report
         new = [value for value in work.graph.outputs if value.name not in outputs]
         exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
@@ -169,7 +160,7 @@ def scale(
         )
         _stamp(step, report, counting).write(work)
     if chosen.plain:
-        report = lower_model(work, chosen)
+        report = _lower(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
@@ -207,8 +198,14 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
         raise TargetError(
             f"{name} was scaled for target {stamp.target!r}; for {target!r} scale its original with --target {target}"
         )
-    report = lower_model(work, chosen)
+    report = _lower(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
+
+
+def _lower(model: ir.Model, target: Target) -> Report:
+    from graphscale.lowering.lower_model import lower_model  # few steps are lowered here
+
+    return lower_model(model, target)
 
 
 @name_damage
@@ -275,55 +272,15 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
     return work, os.fspath(model), proto
 
 
-def needs_preparation(model: ir.Model) -> bool:
-    """Return whether `prepare` will replace nodes of a model."""
-    return bool(model.functions) or LowerOptimizers.applies(model) or bool(find_fused_updates(model.graph))
-
-
-def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
-    """Spell out nodes that hide the gradient path or have no kernel, with warnings; add missing types of outputs.
-
-    Args:
-        model: the model.
-        hints: the user's names.
-    """
-    warnings = []
-    if model.functions:
-        names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
-        InlineFunctions()(model)
-        warnings.append(f"the model-local functions {names} were inlined")
-    if LowerOptimizers()(model).modified:
-        warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
-    complete_types(model)
-    fused = _find_hidden_gradients(model, hints)
-    if fused:
-        SplitGemm(fused)(model)
-        names = ", ".join(node_name(node) for node in fused)
-        warnings.append(f"a gradient was fused into an update: the Gemm nodes {names} were split into product and sum")
-    return warnings
-
-
-def _find_hidden_gradients(model: ir.Model, hints: Hints) -> list[ir.Node]:
-    """Find the Gemm nodes with a gradient and a state that the loss scale does not reach."""
-    fused = find_fused_updates(model.graph)
-    if not fused:
-        return []
-    try:
-        missed = understand(model, hints, asking=False).coverage.missed
-    except GraphscaleError:
-        return []  # the analysis of the whole step raises it again
-    return [node for node in fused if node in missed]
-
-
-def _autocast_pass(autocast: Any, hints: Hints, target: str) -> Autocast | None:
+def _autocast_pass(autocast: Any, hints: Hints, target: str) -> passes.Autocast | None:
     """Return the pass of mixed precision, which runs first, for the target of the scaling."""
     if autocast is None:
         return None
     if isinstance(autocast, str):
-        return Autocast(autocast, target=target)
-    if not isinstance(autocast, Autocast):
+        return passes.Autocast(autocast, target=target)
+    if not isinstance(autocast, passes.Autocast):
         raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
-    default = Autocast()
+    default = passes.Autocast()
     for name, value in {**vars(hints), "target": target}.items():
         own = getattr(autocast, name)
         if own not in (getattr(default, name), value):
@@ -372,7 +329,7 @@ def _state(step: Step) -> tuple[StateReport, ...]:
     )
 
 
-def _stamp(step: Step, report: Report, counting: AddTelemetry | None) -> Stamp:
+def _stamp(step: Step, report: Report, counting: passes.AddTelemetry | None) -> Stamp:
     values: dict[ScaledValue, ir.Value | None] = {
         ScaledValue.LOSS: step.loss,
         ScaledValue.LOSS_SCALE: step.scale.value,

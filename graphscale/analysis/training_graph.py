@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt, TryTogether
-from graphscale.analysis.bodies import Unrolled, unroll_bodies
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
@@ -36,9 +36,12 @@ from graphscale.errors import (
     suggest,
 )
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, inputs_of, is_float, value_label, values_by_name
+from graphscale.graph.values import Use, inputs_of, is_float, subgraphs, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
 from graphscale.process.stages import report_stage
+
+if TYPE_CHECKING:
+    from graphscale.analysis.bodies import Unrolled
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -58,7 +61,11 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
-    unrolled = unroll_bodies(graph)
+    unrolled = None
+    if any(map(subgraphs, graph)):
+        from graphscale.analysis.bodies import unroll_bodies  # few steps have bodies
+
+        unrolled = unroll_bodies(graph)
     if unrolled is None:
         return _analyse(graph, hints, asking)
     result = _look_into_bodies(graph, unrolled, hints)

@@ -7,14 +7,13 @@ one line that names the damage.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator, MutableSequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -30,10 +29,8 @@ from graphscale.graph.stamp import read_stamp
 from graphscale.operators import OPERATORS
 from graphscale.policy.names import COUNTERS, ScaledValue
 
-__all__ = ["find_damage", "find_model_damage", "find_rejection", "name_damage"]
+__all__ = ["find_damage", "find_model_damage", "find_rejection"]
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 
 # Half a character of UTF-16, which Python never decodes from UTF-8, and cannot encode to it.
@@ -47,27 +44,6 @@ _FOREIGN = "graphscale.foreign"  # a domain without schemas: the checker ignores
 
 # The values of every step with telemetry.
 _COUNTED = (*COUNTERS, ScaledValue.CAUSE, ScaledValue.OFFENDER, ScaledValue.ZERO_FRACTION)
-
-
-def name_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function of models, or of paths to models or folders, so that its errors name the damage.
-
-    Raises:
-        ModelFileError: an argument is damaged, and the function has raised another error than graphscale's.
-    """
-
-    @functools.wraps(function)
-    def explaining(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return function(*args, **kwargs)
-        except GraphscaleError:
-            raise
-        except Exception as error:
-            if (damage := find_damage((*args, *kwargs.values()))) is not None:
-                raise ModelFileError(damage) from error
-            raise
-
-    return explaining
 
 
 def find_damage(arguments: Iterable[Any]) -> str | None:

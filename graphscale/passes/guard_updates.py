@@ -9,6 +9,7 @@ import onnx_ir as ir
 from graphscale.analysis.resets import is_reset
 from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Builder
+from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.types import dtype_of
 from graphscale.graph.walks import restore_order
 from graphscale.operators import overwritten_inputs, writing_nodes, written_inputs
@@ -19,7 +20,6 @@ from graphscale.passes.guard_in_place import (
     guard_optimizer,
     guard_written_input,
 )
-from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
 from graphscale.passes.step_pass import StepPass, carry
 from graphscale.policy.names import ScaledValue
 from graphscale.step.step import Carried, Step
@@ -102,7 +102,7 @@ def _carry(build: Builder, update: Update, applies: ir.Value | None, target: Tar
 def _old_value(new: ir.Value, state: ir.Value) -> ir.Value:
     """Return a state's value after a skipped step: its own, or that after the reset of an accumulator."""
     node = new.producer()
-    if node is not None and LowerTrainingOps.inserted(node) and node.op_type == "Add":
+    if node is not None and node.op_type == "Add" and node.metadata_props.get(PASS_KEY) == LOWER_TRAINING_OPS:
         kept = node.inputs[0]
         if kept is not None and is_reset(kept, state):
             return kept

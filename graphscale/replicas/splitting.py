@@ -17,7 +17,7 @@ from graphscale.collector import paused_collector
 from graphscale.errors import SplitError
 from graphscale.files import model_files, writing
 from graphscale.graph.builder import Builder, Editor, replace_reads
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
 from graphscale.graph.values import uses_of

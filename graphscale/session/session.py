@@ -18,7 +18,7 @@ from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
 from graphscale.analysis.report import describe_policy
 from graphscale.errors import SessionError
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.lowering.lower_model import find_states_in_place, is_lowered, lower_step
 from graphscale.lowering.lowering_pass import ScaledStep, is_inserted

@@ -55,6 +55,11 @@ def test_standard_passes() -> None:
     assert kinds.index(AddTelemetry) == kinds.index(UpdateLossScale) + 1
 
 
+def test_the_scale_is_renewed_by_required_passes() -> None:
+    """`scale_nodes` asks no optional one."""
+    assert not any(kind.renews_scale for kind in ORDER if kind.optional)
+
+
 @pytest.mark.full
 def test_no_other_module_spells_a_name_out() -> None:
     names = {kind.name for kind in ORDER if "-" in kind.name}

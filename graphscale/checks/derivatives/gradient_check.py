@@ -17,10 +17,11 @@ from graphscale.checks.derivatives.gradient_report import GradientCheck
 from graphscale.collector import paused_collector
 from graphscale.errors import UnsupportedModelError, VerifyError
 from graphscale.files.tensor_files import read_npz
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import refuse_scaled
 from graphscale.passes import replace_training_ops
-from graphscale.pipeline import Model, open_copy, prepare
+from graphscale.passes.preparation import prepare
+from graphscale.pipeline import Model, open_copy
 from graphscale.step.understanding import understand
 from graphscale.targets import get_target
 

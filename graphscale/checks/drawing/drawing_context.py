@@ -19,7 +19,7 @@ from graphscale.graph.stamp import is_scaled
 from graphscale.graph.values import inner_nodes, uses_of
 from graphscale.graph.walks import nodes_above
 from graphscale.passes import UnscaleGradients, scale_nodes
-from graphscale.pipeline import prepare
+from graphscale.passes.preparation import prepare
 from graphscale.policy.names import ScaledValue
 from graphscale.step.understanding import understand
 

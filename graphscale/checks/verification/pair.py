@@ -32,7 +32,8 @@ from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import replace_training_ops
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
-from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
+from graphscale.passes.preparation import prepare
+from graphscale.pipeline import Model, open_copy, open_copy_with_proto
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
 from graphscale.step.step import Step

@@ -24,7 +24,7 @@ from graphscale.errors import AlreadyScaledError, GraphscaleError, VerifyError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
 from graphscale.files.reading import parse_json
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.lowering.lower_model import is_lowered
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts

@@ -9,7 +9,7 @@ from pathlib import Path
 from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
 from graphscale.ort.artifacts.scale_folder import with_states

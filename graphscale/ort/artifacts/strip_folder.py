@@ -12,7 +12,7 @@ from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, read_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import is_scaled, read_stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_parameters
 from graphscale.ort.artifacts.scale_folder import write_artifacts
