@@ -35,7 +35,7 @@ from graphscale.policy.loss_scale import get_policy
 from graphscale.policy.names import ScaledValue
 from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 from graphscale.step.understanding import make_report, understand
 from graphscale.targets import Target, advise, check_versions, get_target, target_names
 

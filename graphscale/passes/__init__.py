@@ -22,7 +22,7 @@ from graphscale.passes.step_pass import StepPass
 from graphscale.passes.unscale_gradients import UnscaleGradients
 from graphscale.passes.update_loss_scale import UpdateLossScale
 from graphscale.process.stages import report_stage
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 if TYPE_CHECKING:
     from graphscale.passes.inline_functions import InlineFunctions

@@ -8,7 +8,7 @@ from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.step_pass import StepPass
 from graphscale.passes.unscale_gradients import UnscaleGradients
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["CheckFinite"]
 

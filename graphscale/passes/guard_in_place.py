@@ -14,7 +14,7 @@ from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
 from graphscale.operators import Optimizer, optimizer_of
 from graphscale.passes.step_pass import carry
-from graphscale.step.step import Carried
+from graphscale.step.training_step import Carried
 
 __all__ = ["copy_overwritten_input", "guard_accumulator", "guard_optimizer", "guard_written_input"]
 

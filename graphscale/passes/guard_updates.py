@@ -22,7 +22,7 @@ from graphscale.passes.guard_in_place import (
 )
 from graphscale.passes.step_pass import StepPass, carry
 from graphscale.policy.names import ScaledValue
-from graphscale.step.step import Carried, Step
+from graphscale.step.training_step import Carried, Step
 from graphscale.targets import Target
 
 __all__ = ["GuardUpdates"]

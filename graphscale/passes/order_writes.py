@@ -8,7 +8,7 @@ from graphscale.graph.builder import Builder
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.passes.step_pass import StepPass
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["OrderWrites"]
 

@@ -6,29 +6,25 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.analysis.edits import Place
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.updates import promote_zeros
-from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
+from graphscale.errors import AlreadyScaledError
 from graphscale.graph.builder import Builder, Editor, Position, behind, replace_outputs, replace_reads
 from graphscale.graph.marks import SCALE_LOSS
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import constant_tensor, main_node, main_nodes, uses_of
-from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait
+from graphscale.graph.values import main_node, main_nodes, uses_of
 from graphscale.passes.graph_pass import GraphPass
-from graphscale.passes.nodes.graph_scale import add_scale
+from graphscale.passes.nodes.graph_scale import add_scale, refuse_infinite_seed
 from graphscale.passes.step_pass import hold_step, is_under_way
-from graphscale.policy.loss_scale import FixedLossScale, LossScale, get_policy
-from graphscale.step.step import Step
+from graphscale.policy.loss_scale import get_policy
+from graphscale.step.training_step import Step
 from graphscale.step.understanding import make_report, understand
 from graphscale.targets import get_target
 
@@ -89,7 +85,7 @@ class ScaleLoss(GraphPass):
             by_value.setdefault(place.value, []).append(place)
         products: dict[ir.Value, ir.Value] = {}
         for value, places in by_value.items():
-            _refuse_infinite_seed(value, scale.policy)
+            refuse_infinite_seed(value, scale.policy)
             products[value] = _enter(build, value, places, scale.value)
         if self.expose_scaled_loss:
             exposed = _multiply(build, step.loss, scale.value, "scaled_loss", behind(step.loss))
@@ -104,20 +100,6 @@ class ScaleLoss(GraphPass):
             products=products,
             done=frozenset((self.name,)),
             modified=True,
-        )
-
-
-def _refuse_infinite_seed(value: ir.Value, policy: LossScale) -> None:
-    """Refuse a fixed scale whose product with a constant seed is infinite in the seed's type."""
-    seed = constant_tensor(source_by_trait(value, Trait.VIEW | Trait.REPEAT))
-    if seed is None or seed.size == 0 or not isinstance(policy, FixedLossScale):
-        return
-    limit = float(ml_dtypes.finfo(dtype_of(value).numpy()).max)  # type: ignore[no-untyped-call]
-    size = float(np.abs(seed.numpy()).max())
-    if size * policy() > limit:
-        raise InvalidLossScaleError(
-            f"the constant seed {value.name!r} times the fixed loss scale {policy():g} is infinite in "
-            f'{dtype_of(value).name}, so that no gradient is finite; pass at most {limit / size:g}, or "dynamic"'
         )
 
 

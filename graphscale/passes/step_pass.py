@@ -13,7 +13,7 @@ from graphscale.errors import PassOrderError
 from graphscale.graph.builder import Builder
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.write_order import write_in_place
-from graphscale.step.step import Carried, Step
+from graphscale.step.training_step import Carried, Step
 
 __all__ = ["StepPass", "carry", "hold_step", "is_under_way"]
 

@@ -10,7 +10,7 @@ from graphscale.analysis.proof import prove, scaled_contractions
 from graphscale.errors import ProofError
 from graphscale.graph.values import node_name
 from graphscale.process.stages import report_stage
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["prove_step"]
 

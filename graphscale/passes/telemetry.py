@@ -19,7 +19,7 @@ from graphscale.passes.step_pass import StepPass, carry
 from graphscale.passes.update_loss_scale import UpdateLossScale
 from graphscale.policy.dynamic_rule import MAX_COUNT
 from graphscale.policy.names import ScaledValue
-from graphscale.step.step import Carried, Step
+from graphscale.step.training_step import Carried, Step
 from graphscale.targets import target_names
 
 __all__ = ["FORMS", "AddTelemetry"]
@@ -91,7 +91,7 @@ class AddTelemetry(StepPass):
         """Return the options for the metadata, with the names of the checked gradients and activations."""
         return {
             "gradients": checked,
-            **({"ranges": {"every": self.every}} if self.ranges else {}),
+            **({ScaledValue.RANGES.value: {"every": self.every}} if self.ranges else {}),
             **({"activations": [value.name or "" for value in step.activations]} if self.activations else {}),
         }
 
@@ -100,11 +100,8 @@ class AddTelemetry(StepPass):
         """Return the pass with the options in the metadata, None without telemetry."""
         if not telemetry:
             return None
-        return cls(
-            ScaledValue.RANGES in telemetry,
-            **telemetry.get(ScaledValue.RANGES, {}),
-            activations="activations" in telemetry,
-        )
+        ranges = telemetry.get(ScaledValue.RANGES)
+        return cls(ranges is not None, **(ranges or {}), activations="activations" in telemetry)
 
     def apply(self, step: Step, build: Builder) -> Step:
         finite, applies, gradients = step.all_finite, step.guard, step.checked

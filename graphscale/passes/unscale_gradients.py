@@ -16,7 +16,7 @@ from graphscale.graph.values import Use, uses_of
 from graphscale.passes.scale_loss import ScaleLoss
 from graphscale.passes.step_pass import StepPass
 from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.step.step import Quotient, Step
+from graphscale.step.training_step import Quotient, Step
 
 __all__ = ["UnscaleGradients"]
 

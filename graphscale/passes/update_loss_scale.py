@@ -9,7 +9,7 @@ from graphscale.graph.builder import Builder
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.nodes.graph_scale import add_decision, add_rule
 from graphscale.passes.step_pass import StepPass
-from graphscale.step.step import Carried, Step
+from graphscale.step.training_step import Carried, Step
 
 __all__ = ["UpdateLossScale"]
 

@@ -9,7 +9,7 @@ from graphscale.analysis.report import GradientReport, PlaceReport, Report, Stat
 from graphscale.analysis.roles.role_table import Role
 from graphscale.analysis.training_graph import analyse
 from graphscale.graph.values import node_name
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["make_report", "understand"]
 

@@ -44,7 +44,7 @@ from graphscale.pipeline import complete_report
 from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.policy.names import ScaledValue
-from graphscale.step.step import Carried, Step
+from graphscale.step.training_step import Carried, Step
 from graphscale.targets import Target
 
 __all__ = ["initial_states", "scale_training_model"]

@@ -14,7 +14,7 @@ from graphscale.graph.values import node_name, op_name, uses_of
 from graphscale.passes.casting.precision_plan import PrecisionPlan
 from graphscale.passes.casting.region import OPTIMIZER
 from graphscale.process.summary import Row, Summary, few
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["AutocastReport", "OpReport", "make_cast_report"]
 

@@ -18,7 +18,7 @@ from graphscale.passes.casting.precision_plan import PrecisionPlan
 from graphscale.passes.casting.region import LOSS, SEED, pin_nodes
 from graphscale.passes.casting.schema import find_refusal
 from graphscale.passes.casting.settings import Settings
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["deny_nodes", "propagate_denial"]
 

@@ -16,7 +16,7 @@ from graphscale.operators import Colour
 from graphscale.passes.casting.denial import deny_nodes, propagate_denial
 from graphscale.passes.casting.precision_plan import PrecisionPlan, begin_plan
 from graphscale.passes.casting.settings import Settings
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["plan_precision", "save_casts", "takes_cast"]
 

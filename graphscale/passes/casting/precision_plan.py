@@ -13,7 +13,7 @@ from graphscale.graph.values import constant_tensor, operands_of
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import OPERATORS, CastRule, Colour, Kind
 from graphscale.passes.casting.settings import Settings
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["PrecisionPlan", "Sides", "Slots", "begin_plan", "takes_any_type"]
 

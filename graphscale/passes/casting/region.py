@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.graph.values import inner_nodes, is_scalar
 from graphscale.graph.walks import nodes_above, source_of
-from graphscale.step.step import Step
+from graphscale.step.training_step import Step
 
 __all__ = ["LOSS", "OPTIMIZER", "SEED", "pin_nodes"]
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.builder import Builder, Editor
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import constant_tensor
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait
 from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import write_in_place
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.policy.names import ScaledValue
-from graphscale.step.scale import Scale
+from graphscale.step.scale_values import Scale
 from graphscale.targets import Target
 
-__all__ = ["add_decision", "add_rule", "add_scale"]
+__all__ = ["add_decision", "add_rule", "add_scale", "refuse_infinite_seed"]
 
 
 def add_scale(editor: Editor, policy: LossScale, target: Target) -> Scale:
@@ -70,3 +76,17 @@ def add_decision(build: Builder, scale: Scale, finite: ir.Value) -> ir.Value:
     if scale.stuck is None or not isinstance(policy, DynamicLossScale) or policy.rule.on_stuck != "accept":
         return finite
     return build.op("Or", [finite, scale.stuck], name="applies", like=finite)
+
+
+def refuse_infinite_seed(value: ir.Value, policy: LossScale) -> None:
+    """Refuse a fixed scale whose product with a constant seed is infinite in the seed's type."""
+    seed = constant_tensor(source_by_trait(value, Trait.VIEW | Trait.REPEAT))
+    if seed is None or seed.size == 0 or not isinstance(policy, FixedLossScale):
+        return
+    limit = float(ml_dtypes.finfo(dtype_of(value).numpy()).max)  # type: ignore[no-untyped-call]
+    size = float(np.abs(seed.numpy()).max())
+    if size * policy() > limit:
+        raise InvalidLossScaleError(
+            f"the constant seed {value.name!r} times the fixed loss scale {policy():g} is infinite in "
+            f'{dtype_of(value).name}, so that no gradient is finite; pass at most {limit / size:g}, or "dynamic"'
+        )

@@ -15,7 +15,7 @@ from graphscale.analysis.updates import Update
 from graphscale.flow.degree import Degree
 from graphscale.graph.builder import Editor
 from graphscale.policy.names import ScaledValue
-from graphscale.step.scale import Scale
+from graphscale.step.scale_values import Scale
 
 __all__ = ["Carried", "Quotient", "Step"]
 
