@@ -6,18 +6,13 @@ from graphscale import process  # noqa: F401  # before all other imports
 
 # isort: split
 import importlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphscale.analysis.loss_choice import Join, LossCandidate, LossChoice
 from graphscale.errors import GraphscaleError
-from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale, get
 
 if TYPE_CHECKING:
     __version__: str
-
-    import onnx_ir as ir
 
     from graphscale import exporters  # noqa: F401
     from graphscale.analysis.report import Report
@@ -29,8 +24,8 @@ if TYPE_CHECKING:
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
     from graphscale.ort.standard_forms import LoweredModel, LoweringReport, lower_training_ops
-    from graphscale.passes.bound import BoundLossScale
     from graphscale.pipeline import ScaledModel, inspect, lower, roles, scale
+    from graphscale.policy import presets
     from graphscale.replicas import ReplicatedSession, split
     from graphscale.session import Session, StepResult
     from graphscale.stripping import strip
@@ -91,37 +86,22 @@ _MODULES = {
     "checks.verification": ("VerifyReport", "verify"),
 }
 
+_SUBPACKAGES = {"exporters": "exporters", "presets": "policy.presets"}
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("graphscale")
-    if name == "exporters":
-        return importlib.import_module("graphscale.exporters")
+    if name in _SUBPACKAGES:
+        value = globals()[name] = importlib.import_module(f"graphscale.{_SUBPACKAGES[name]}")
+        return value
     for module, names in _MODULES.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(f"graphscale.{module}"), name)
             return value
     raise AttributeError(f"module 'graphscale' has no attribute {name!r}")
-
-
-def _bind(loss_scale: LossScale, graph: ir.Graph | ir.Model, target: str) -> BoundLossScale:
-    """Put a loss scale into a graph; policies leave this to the package, since they need numpy alone."""
-    from graphscale.passes.bound import BoundLossScale
-
-    return BoundLossScale(loss_scale, graph, target)
-
-
-def _choose_loss(graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join) -> tuple[LossCandidate | None, bool]:
-    """Choose between losses by running the graph, which the analysis leaves to the package: it needs no runtime."""
-    from graphscale.checks.derivatives.choose_loss import choose_loss
-
-    return choose_loss(graph, candidates, join)
-
-
-LossScale.binder = staticmethod(_bind)
-LossChoice.choose = staticmethod(_choose_loss)
 
 
 def __dir__() -> list[str]:

@@ -16,13 +16,14 @@ from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import drop_training_info, to_proto, training_info_of
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import ROLES_KEY, is_scaled, refuse_scaled
-from graphscale.passes import Autocast, replace_training_ops, run_passes
+from graphscale.passes import Autocast, replace_training_ops
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
-from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, prepare, scale
+from graphscale.passes.preparation import prepare
+from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, scale
 from graphscale.process.summary import Row
 from graphscale.targets import check_versions, get_target
 
@@ -112,7 +113,7 @@ def autocast(
     with record_original(work, proto):
         warnings = prepare(work)
         replace_training_ops(work, get_target(target))
-        run_passes(work, mixed)
+        mixed.rewrite(work)
         if training_info_of(work):
             work.metadata_props[ROLES_KEY] = read_stated_roles(work).to_json()
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; {ROLES_KEY} has them")

@@ -12,42 +12,32 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from graphscale.analysis.hints import NO_HINTS, Hints
+from graphscale import passes
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.own_scale import find_own_scale, refuse_own_scale
-from graphscale.analysis.report import TELEMETRY, Report, StateReport, make_report, read_report
+from graphscale.analysis.report import TELEMETRY, Report, StateReport, read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
-from graphscale.analysis.training_graph import analyse
 from graphscale.collector import paused_collector
-from graphscale.errors import AlreadyScaledError, AutocastError, GraphscaleError, TargetError
+from graphscale.errors import AlreadyScaledError, AutocastError, TargetError
 from graphscale.files import model_files
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
-from graphscale.graph.types import complete_types
-from graphscale.graph.values import inner_nodes, node_name, subgraphs
-from graphscale.lowering.lower_model import lower_model
-from graphscale.passes import (
-    AddTelemetry,
-    Autocast,
-    InlineFunctions,
-    LowerOptimizers,
-    Rewrite,
-    ScaleLoss,
-    SplitGemm,
-    find_fused_updates,
-    replace_training_ops,
-    run_passes,
-    scale_nodes,
-    standard_passes,
-)
-from graphscale.passes.rewrite_proof import prove_rewrite
+from graphscale.graph.values import inner_nodes, subgraphs
+from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
+from graphscale.passes.preparation import prepare
+from graphscale.passes.step_proof import prove_step
 from graphscale.policy.loss_scale import get_policy
+from graphscale.policy.names import ScaledValue
+from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row
-from graphscale.targets import advise, check_versions, get_target, target_names
+from graphscale.step.training_step import Step
+from graphscale.step.understanding import make_report, understand
+from graphscale.targets import Target, advise, check_versions, get_target, target_names
 
 __all__ = [
     "LEFT_OUT",
@@ -57,10 +47,8 @@ __all__ = [
     "inspect",
     "lower",
     "make_stamp",
-    "needs_preparation",
     "open_copy",
     "open_copy_with_proto",
-    "prepare",
     "roles",
     "scale",
 ]
@@ -103,8 +91,8 @@ def scale(
     force_roles: bool = False,
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
-    telemetry: bool | str | AddTelemetry = False,
-    autocast: str | Autocast | None = None,
+    telemetry: bool | str | passes.AddTelemetry = False,
+    autocast: str | passes.Autocast | None = None,
 ) -> ScaledModel:
     """Put loss scaling into a training graph. The model given is not changed.
 
@@ -132,29 +120,31 @@ def scale(
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
-    policy, counting = get_policy(loss_scale), AddTelemetry.of(telemetry)
+    policy, counting = get_policy(loss_scale), None if telemetry is False else passes.AddTelemetry.of(telemetry)
     chosen = get_target(target)
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
-    hints = Hints(loss, seed, gradients or (), updates, answers)
-    options = {**vars(hints), "target": chosen.plain or target}
+    hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
         warnings = [*prepare(work, hints), *advise(work, chosen)]
         own = find_own_scale(work.graph, hints.stated_by(work).answers.losses)
         warnings += refuse_own_scale(own, name)
         replaced = replace_training_ops(work, chosen)
-        scale_loss = ScaleLoss(policy, **options, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss)
-        mixed = _autocast_pass(autocast, options)
-        passes = filter(None, (mixed, scale_loss, counting))
+        scale_loss = ScaleLoss(
+            policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
+        )
+        mixed = _autocast_pass(autocast, hints, plain)
         marked = frozenset(_marked_nodes(work.graph))
         outputs = {value.name for value in work.graph.outputs}
-        run_passes(work, *standard_passes(*passes))
-        if isinstance(autocast, Autocast) and mixed is not None:
+        if mixed is not None:
+            report_stage(f"rewriting the graph ({mixed.name})")
+            mixed.rewrite(work, hints)
+        step = run_rewrite(work, hints, scale_loss, *([] if counting is None else [counting]))
+        if mixed is not None and not isinstance(autocast, str | None):
             autocast.report = mixed.report
-        rewrite = Rewrite.detach(work)
         new = [value for value in work.graph.outputs if value.name not in outputs]
         exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
         with_mark = list(_marked_nodes(work.graph))
@@ -162,15 +152,15 @@ def scale(
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes with an older mark, such as those of a fused step, are nodes like all others.
         rule_nodes = scale_nodes(node for node in with_mark if node not in marked)
-        prove_rewrite(rewrite, rewrite.bound(), rule_nodes, exposed)
+        prove_step(step, step.scale.value, rule_nodes, exposed)
         report = dataclasses.replace(
-            complete_report(rewrite, with_mark, nodes_before, warnings),
+            complete_report(step, with_mark, nodes_before, warnings),
             replaced=replaced,
             autocast=None if mixed is None or mixed.report is None else mixed.report.to_dict(),
         )
-        _stamp(rewrite, report, counting).write(work)
+        _stamp(step, report, counting).write(work)
     if chosen.plain:
-        report = lower_model(work, chosen)
+        report = _lower(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
@@ -198,14 +188,24 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
     model = scaled.model if isinstance(scaled, ScaledModel) else scaled
     work, name = open_copy(model)
     stamp = read_stamp(work, name)
-    if SPLIT_KEY in work.metadata_props or "window_finite" in stamp.names or "loss" not in stamp.names:
+    if (
+        SPLIT_KEY in work.metadata_props
+        or ScaledValue.WINDOW_FINITE in stamp.names
+        or ScaledValue.LOSS not in stamp.names
+    ):
         raise TargetError(f"{name} is a part of a step; whole steps are lowered, in one file each")
     if stamp.target != chosen.plain:
         raise TargetError(
             f"{name} was scaled for target {stamp.target!r}; for {target!r} scale its original with --target {target}"
         )
-    report = lower_model(work, chosen)
+    report = _lower(work, chosen)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
+
+
+def _lower(model: ir.Model, target: Target) -> Report:
+    from graphscale.lowering.lower_model import lower_model  # few steps are lowered here
+
+    return lower_model(model, target)
 
 
 @name_damage
@@ -234,11 +234,9 @@ def inspect(
         return read_report(read_stamp(work.metadata_props, name), name)
     hints = Hints(loss, seed, gradients or (), updates, roles)
     warnings = prepare(work, hints)
-    hints = hints.stated_by(work)
-    own = find_own_scale(work.graph, hints.answers.losses)
+    own = find_own_scale(work.graph, hints.stated_by(work).answers.losses)
     warnings += [] if own is None else [own.warn()]
-    graph = analyse(work.graph, hints, asking=False)
-    report = make_report(graph)
+    report = make_report(understand(work, hints, asking=False))
     count = len(work.graph)
     return dataclasses.replace(report, warnings=(*warnings, *report.warnings), nodes_before=count, nodes_after=count)
 
@@ -274,85 +272,42 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
     return work, os.fspath(model), proto
 
 
-def needs_preparation(model: ir.Model) -> bool:
-    """Return whether `prepare` will replace nodes of a model."""
-    return bool(model.functions) or LowerOptimizers.applies(model) or bool(find_fused_updates(model.graph))
-
-
-def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
-    """Spell out nodes that hide the gradient path or have no kernel, with warnings; add missing types of outputs.
-
-    Args:
-        model: the model.
-        hints: the user's names.
-    """
-    warnings = []
-    if model.functions:
-        names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
-        InlineFunctions()(model)
-        warnings.append(f"the model-local functions {names} were inlined")
-    if LowerOptimizers()(model).modified:
-        warnings.append("the ai.onnx.preview.training optimizers, which no runtime executes, were spelled out")
-    complete_types(model)
-    fused = _find_hidden_gradients(model, hints)
-    if fused:
-        SplitGemm(fused)(model)
-        names = ", ".join(node_name(node) for node in fused)
-        warnings.append(f"a gradient was fused into an update: the Gemm nodes {names} were split into product and sum")
-    return warnings
-
-
-def _find_hidden_gradients(model: ir.Model, hints: Hints) -> list[ir.Node]:
-    """Find the Gemm nodes with a gradient and a state that the loss scale does not reach."""
-    fused = find_fused_updates(model.graph)
-    if not fused:
-        return []
-    try:
-        missed = analyse(model.graph, hints.stated_by(model), asking=False).coverage.missed
-    except GraphscaleError:
-        return []  # the analysis of the whole step raises it again
-    return [node for node in fused if node in missed]
-
-
-def _autocast_pass(autocast: Any, options: Mapping[str, Any]) -> Autocast | None:
-    """Return the pass of mixed precision, which runs first, with the hints and the target of the scaling."""
+def _autocast_pass(autocast: Any, hints: Hints, target: str) -> passes.Autocast | None:
+    """Return the pass of mixed precision, which runs first, for the target of the scaling."""
     if autocast is None:
         return None
     if isinstance(autocast, str):
-        return Autocast(autocast, **options)
-    if not isinstance(autocast, Autocast):
+        return passes.Autocast(autocast, target=target)
+    if not isinstance(autocast, passes.Autocast):
         raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
-    default, chosen = Autocast(), dataclasses.replace(autocast)
-    for name, value in options.items():
+    default = passes.Autocast()
+    for name, value in {**vars(hints), "target": target}.items():
         own = getattr(autocast, name)
-        if own == getattr(default, name):
-            setattr(chosen, name, value)
-        elif own != value:
+        if own not in (getattr(default, name), value):
             raise AutocastError(f"the Autocast pass has {name}={own!r}, and the scaling {name}={value!r}; give one")
-    return chosen
+    return dataclasses.replace(autocast, target=target)
 
 
-def complete_report(
-    rewrite: Rewrite, own: Iterable[ir.Node], nodes_before: int, warnings: Sequence[str] = ()
-) -> Report:
+def complete_report(step: Step, own: Iterable[ir.Node], nodes_before: int, warnings: Sequence[str] = ()) -> Report:
     """Complete the report of the analysis by the changes.
 
     Args:
-        rewrite: the rewrite.
+        step: the step, after all passes.
         own: the nodes that were inserted.
         nodes_before: number of nodes before.
         warnings: further warnings.
     """
+    assert step.report is not None and step.editor is not None
     return dataclasses.replace(
-        rewrite.report,
-        warnings=(*warnings, *rewrite.report.warnings),
-        policy=json.loads(rewrite.bound.policy.to_json()),
-        target=rewrite.bound.target.name,
+        step.report,
+        warnings=(*warnings, *step.report.warnings),
+        policy=json.loads(step.scale.policy.to_json()),
+        target=step.scale.target.name,
         nodes_before=nodes_before,
-        nodes_after=len(rewrite.model.graph),
+        nodes_after=len(step.graph),
         inserted=count_inserted(own),
-        renamed=dict(rewrite.bound.editor.renamed),
-        state=_state(rewrite),
+        renamed=dict(step.editor.renamed),
+        state=_state(step),
         proved=True,
     )
 
@@ -366,21 +321,23 @@ def _marked_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
             yield from (inner for inner in inner_nodes(node) if PASS_KEY in inner.metadata_props)
 
 
-def _state(rewrite: Rewrite) -> tuple[StateReport, ...]:
+def _state(step: Step) -> tuple[StateReport, ...]:
     """Report the carried state, counters last."""
     return tuple(
         StateReport(carried.input.name or "", None if carried.in_place else carried.next.name, carried.how)
-        for carried in sorted(rewrite.carried, key=lambda carried: carried.how == TELEMETRY)
+        for carried in sorted(step.carried, key=lambda carried: carried.how == TELEMETRY)
     )
 
 
-def _stamp(rewrite: Rewrite, report: Report, counting: AddTelemetry | None) -> Stamp:
-    bound = rewrite.bound
-    stuck = None if bound.updated is None else bound.updated.stuck
-    values: dict[str, ir.Value | None] = {"loss": rewrite.training_graph.loss, "loss_scale": bound(), **bound.states}
-    values |= {"stuck": stuck, "all_finite": rewrite.all_finite, **rewrite.telemetry}
-    names = {key: value.name or "" for key, value in values.items() if value is not None}
-    telemetry = {} if counting is None else counting.to_stamp(rewrite, _checked_names(rewrite))
+def _stamp(step: Step, report: Report, counting: passes.AddTelemetry | None) -> Stamp:
+    values: dict[ScaledValue, ir.Value | None] = {
+        ScaledValue.LOSS: step.loss,
+        ScaledValue.LOSS_SCALE: step.scale.value,
+        **step.scale.states,
+    }
+    values |= {ScaledValue.STUCK: step.scale.stuck, ScaledValue.ALL_FINITE: step.all_finite, **step.telemetry}
+    names = {role.value: value.name or "" for role, value in values.items() if value is not None}
+    telemetry = {} if counting is None else counting.to_stamp(step, _checked_names(step))
     return dataclasses.replace(make_stamp(report, names), telemetry=telemetry)
 
 
@@ -391,7 +348,7 @@ def make_stamp(report: Report, names: dict[str, str]) -> Stamp:
     return Stamp(release, policy, states, target, names, report.to_dict())
 
 
-def _checked_names(rewrite: Rewrite) -> list[str]:
+def _checked_names(step: Step) -> list[str]:
     """Return the names of the checked values in the original graph."""
-    names = {gradient.unscaled: gradient.name for gradient in rewrite.gradients}
-    return [names.get(value, value.name or "") for value in rewrite.checked]
+    names = {quotient.value: quotient.name for quotient in step.quotients}
+    return [names.get(value, value.name or "") for value in step.checked]

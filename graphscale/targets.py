@@ -29,6 +29,7 @@ __all__ = [
     "get_target",
     "get_training_target",
     "installed_runtime",
+    "needs_training_build",
     "release_of",
     "target_names",
     "too_new",
@@ -137,6 +138,15 @@ STOCK_OPERATORS = frozenset(
     for domain, names in (("com.microsoft", _STOCK_MICROSOFT), ("", _STOCK_OTHERS))
     for name in names.split()
 )
+
+
+def needs_training_build(node: ir.Node) -> bool:
+    """Return whether stock ONNX Runtime lacks a node's operator."""
+    import onnx  # options and help texts need the names of targets alone
+
+    is_undefined = node.domain == "com.microsoft" or (not node.domain and not onnx.defs.has(node.op_type))
+    return is_undefined and (node.domain, node.op_type) not in STOCK_OPERATORS
+
 
 # Operators without a kernel in the CPU provider of stock releases up to 1.32.0, from this opset on; before it, each has
 # one or does not exist. Found by loading them in every opset. Other operators lack kernels in earlier releases alone.

@@ -1,11 +1,9 @@
-"""The choice between several outputs that may be the loss, for a caller that can run the graph.
-
-The package sets `choose`; the analysis itself needs no runtime.
-"""
+"""The choice between several outputs that may be the loss, by running the graph."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
 
     from graphscale.analysis.edits import Unscaling
 
-__all__ = ["Join", "LossCandidate", "LossChoice"]
+__all__ = ["Join", "LossCandidate", "choose_by_derivatives"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,14 +34,14 @@ class LossCandidate:
 Join = Callable[[Sequence["ir.Value"]], LossCandidate | None]
 
 
-class LossChoice:
-    """The way to choose between losses.
+def choose_by_derivatives(
+    graph: ir.Graph, candidates: Sequence[LossCandidate], join: Join
+) -> tuple[LossCandidate | None, bool]:
+    """Return the first candidate whose gradients in a graph are its derivatives, or None; and whether the graph ran.
 
-    Attributes:
-        choose: returns the first candidate whose gradients in a graph are its derivatives, or None; and whether the
-            graph was run.
+    The choice runs the graph, as the checks of derivatives do. They stand on the analysis, and need a runtime or an
+    evaluator: they are imported by the few graphs that leave several candidates, at the call.
     """
-
-    choose: Callable[[ir.Graph, Sequence[LossCandidate], Join], tuple[LossCandidate | None, bool]] = staticmethod(
-        lambda graph, candidates, join: (None, False)
-    )
+    choose = importlib.import_module("graphscale.checks.derivatives.choose_loss").choose_loss
+    chosen: tuple[LossCandidate | None, bool] = choose(graph, candidates, join)
+    return chosen

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt, TryTogether
 from graphscale.analysis.loss import find_carried_number
-from graphscale.analysis.loss_choice import LossCandidate, LossChoice
+from graphscale.analysis.loss_choice import LossCandidate, choose_by_derivatives
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
@@ -121,7 +121,7 @@ def choose_attempt(
 
         refused = [LossCandidate((v,), (), ()) for v in parts if not failed[v]]
         chosen, has_run = (
-            (None, False) if graph is None else LossChoice.choose(graph, [*tried, *refused], join_candidates)
+            (None, False) if graph is None else choose_by_derivatives(graph, [*tried, *refused], join_candidates)
         )
         total = _find_total(rivals, parts) if chosen is None and has_run else None
         if total is not None:
@@ -226,5 +226,5 @@ def join_earlier_losses(
     if len(joints) < 2:
         return next(((joint, True) for joint in joints.values()), None)
     tried = {joint.candidate(loss): joint for loss, joint in joints.items()}
-    chosen = None if graph is None else LossChoice.choose(graph, [*tried], lambda losses: None)[0]
+    chosen = None if graph is None else choose_by_derivatives(graph, [*tried], lambda losses: None)[0]
     return (next(iter(joints.values())), False) if chosen is None else (tried[chosen], True)

@@ -7,13 +7,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx_ir as ir
-
 from graphscale.analysis.roles.role_table import RoleEntry
-from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import ModelFileError
 from graphscale.graph.stamp import Stamp
-from graphscale.graph.values import node_name
 from graphscale.process.summary import Row, Summary, few
 
 __all__ = [
@@ -25,7 +21,6 @@ __all__ = [
     "Report",
     "StateReport",
     "describe_policy",
-    "make_report",
     "read_report",
 ]
 
@@ -168,34 +163,6 @@ def describe_policy(policy: Mapping[str, Any]) -> str:
 
 def _counted(names: Sequence[str]) -> str:
     return f"{len(names)}: {few(names)}" if names else "none"
-
-
-def make_report(graph: TrainingGraph) -> Report:
-    """Report an analysis, with the present names of the values."""
-    return Report(
-        loss=graph.loss.name or "",
-        loss_found=graph.loss_found,
-        places=tuple(
-            PlaceReport(place.value.name or "")
-            if place.edge is None
-            else PlaceReport(place.value.name or "", node_name(place.edge.node), place.edge.idx)
-            for place in graph.places
-        ),
-        coverage=graph.coverage.share,
-        contractions=graph.coverage.total,
-        missed=tuple(node_name(node) for node in graph.coverage.missed),
-        gradients=tuple(_gradient(value) for value in graph.gradients),
-        state=tuple(StateReport(u.input.name or "", u.output.name, u.how) for u in graph.updates),
-        accumulators=tuple(node_name(node) for node in graph.accumulators),
-        warnings=graph.warnings,
-        roles=graph.roles.table().entries,
-    )
-
-
-def _gradient(value: ir.Value) -> GradientReport:
-    dtype = "?" if value.dtype is None else value.dtype.name
-    shape = "?" if value.shape is None else "[" + ",".join(str(d) for d in value.shape) + "]"
-    return GradientReport(value.name or "", dtype, shape, value.is_graph_output())
 
 
 def read_report(stamp: Stamp, name: str) -> Report:

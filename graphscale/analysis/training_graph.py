@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from graphscale.analysis.attempt import Attempt, TryTogether
-from graphscale.analysis.bodies import Unrolled, unroll_bodies
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
@@ -23,7 +23,7 @@ from graphscale.analysis.roles.role_table import Roles
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import TrainingGraph, measure_coverage
-from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, keep_stored, same_type
+from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
 from graphscale.errors import (
     GradientError,
     GraphscaleError,
@@ -36,9 +36,12 @@ from graphscale.errors import (
     suggest,
 )
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, inputs_of, is_float, is_known_zero, value_label, values_by_name
+from graphscale.graph.values import Use, inputs_of, is_float, subgraphs, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
 from graphscale.process.stages import report_stage
+
+if TYPE_CHECKING:
+    from graphscale.analysis.bodies import Unrolled
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -58,7 +61,11 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
-    unrolled = unroll_bodies(graph)
+    unrolled = None
+    if any(map(subgraphs, graph)):
+        from graphscale.analysis.bodies import unroll_bodies  # few steps have bodies
+
+        unrolled = unroll_bodies(graph)
     if unrolled is None:
         return _analyse(graph, hints, asking)
     result = _look_into_bodies(graph, unrolled, hints)
@@ -95,11 +102,18 @@ def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> Trai
 
 def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> TrainingGraph:
     """Analyse a main graph by itself; with `runs`, a runtime may execute it to choose between losses."""
+    named = resolve_pairs(graph, hints.answers)
+    with zeros_as_inputs(graph, named):
+        result = _analyse_inputs(graph, hints, named, asking, runs)
+        with zeros_as_inputs(graph, result.updates) as more:
+            return _analyse(graph, hints, asking, runs) if more else result
+
+
+def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], asking: bool, runs: bool) -> TrainingGraph:
+    """Analyse a main graph whose states are inputs, but for those that no pair is known of."""
     report_stage("looking for the loss, the gradients and the carried state")
     answers = hints.answers
     values = values_by_name(graph) if hints.gradients or answers.losses else {}
-    named = resolve_pairs(graph, answers)
-    _make_inputs(graph, named)
     edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
     # The scale comes out here; a gradient of a roles file may be computed from these values.
     chosen = [_named_gradient(values, name) for name in hints.gradients]
@@ -144,17 +158,7 @@ def _analyse(graph: ir.Graph, hints: Hints, asking: bool, runs: bool = True) -> 
     if best.coverage.total == 0 and failures and not isinstance(failures[0][1], SeedNotFoundError | GradientError):
         # The backward pass belongs to a loss that cannot be scaled.
         raise _explain(failures, bool(answers.losses))
-    result = _finish(graph, best, how, certain, named, set(chosen), answers, asking)
-    return _analyse(graph, hints, asking, runs) if _make_inputs(graph, result.updates) else result
-
-
-def _make_inputs(graph: ir.Graph, updates: Sequence[Update]) -> bool:
-    """Make inputs of moments and weights that begin with zeros, since constants have no degree; report any."""
-    empty = [update.input for update in updates if is_known_zero(update.input)]
-    for value in empty:
-        keep_stored(value)
-    graph.inputs.extend(empty)
-    return bool(empty)
+    return _finish(graph, best, how, certain, named, set(chosen), answers, asking)
 
 
 def _attempt(

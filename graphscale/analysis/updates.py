@@ -7,11 +7,12 @@ but with a small coefficient.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -35,12 +36,13 @@ __all__ = [
     "find_terms",
     "is_constant_view",
     "is_stored",
-    "keep_stored",
     "known_factors",
     "possible_factors",
+    "promote_zeros",
     "same_type",
     "shares",
     "type_of",
+    "zeros_as_inputs",
 ]
 
 # The dtype and the shape of a value.
@@ -292,9 +294,25 @@ def is_stored(value: ir.Value) -> bool:
     return value.is_initializer() and (not value.is_graph_input() or bool(value.meta.get(_STORED)))
 
 
-def keep_stored(value: ir.Value) -> None:
-    """Mark an initializer as stored, although the analysis makes it an input."""
-    value.meta[_STORED] = is_stored(value)
+def promote_zeros(graph: ir.Graph, updates: Iterable[Update]) -> list[ir.Value]:
+    """Make inputs of moments and weights that begin with zeros, since constants have no degree; return these."""
+    empty = [update.input for update in updates if is_known_zero(update.input)]
+    for value in empty:
+        value.meta[_STORED] = is_stored(value)
+    graph.inputs.extend(empty)
+    return empty
+
+
+@contextlib.contextmanager
+def zeros_as_inputs(graph: ir.Graph, updates: Iterable[Update]) -> Iterator[list[ir.Value]]:
+    """Let a block read moments and weights that begin with zeros as inputs; the graph is the same afterwards."""
+    empty = promote_zeros(graph, updates)
+    try:
+        yield empty
+    finally:
+        for value in empty:
+            graph.inputs.remove(value)
+            del value.meta[_STORED]
 
 
 def is_constant_view(output: ir.Value) -> bool:

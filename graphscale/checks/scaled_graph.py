@@ -11,13 +11,9 @@ import onnx_ir as ir
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.graph.values import values_by_name
 
-__all__ = ["COUNTERS", "OUTPUTS", "RANGES", "ScaledGraph", "find_scaled_loss", "read_scaled_graph"]
+__all__ = ["ScaledGraph", "find_scaled_loss", "read_scaled_graph"]
 
 _SCALED_LOSS = re.compile(r"scaled_loss(_\d+)?")
-# The counters of telemetry, the role of its ranges, and the roles of the outputs that report on a step.
-COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
-RANGES = "ranges"
-OUTPUTS = ("all_finite", "stuck", "cause", "offender", "activation", "zero_fraction")
 
 
 @dataclasses.dataclass(frozen=True)

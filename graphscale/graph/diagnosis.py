@@ -7,14 +7,13 @@ one line that names the damage.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator, MutableSequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -28,11 +27,10 @@ from graphscale.files.reading import read_file
 from graphscale.graph.original import ORIGINAL_KEY, restore_original
 from graphscale.graph.stamp import read_stamp
 from graphscale.operators import OPERATORS
+from graphscale.policy.names import COUNTERS, ScaledValue
 
-__all__ = ["find_damage", "find_model_damage", "find_rejection", "name_damage"]
+__all__ = ["find_damage", "find_model_damage", "find_rejection"]
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 
 # Half a character of UTF-16, which Python never decodes from UTF-8, and cannot encode to it.
@@ -44,29 +42,8 @@ _UNKNOWN = ("No Op registered", "No opset import", "No schema registered", "Your
 
 _FOREIGN = "graphscale.foreign"  # a domain without schemas: the checker ignores its operators
 
-# The subjects of telemetry.
-_COUNTED = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step", "cause", "offender", "zero_fraction")
-
-
-def name_damage(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function of models, or of paths to models or folders, so that its errors name the damage.
-
-    Raises:
-        ModelFileError: an argument is damaged, and the function has raised another error than graphscale's.
-    """
-
-    @functools.wraps(function)
-    def explaining(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return function(*args, **kwargs)
-        except GraphscaleError:
-            raise
-        except Exception as error:
-            if (damage := find_damage((*args, *kwargs.values()))) is not None:
-                raise ModelFileError(damage) from error
-            raise
-
-    return explaining
+# The values of every step with telemetry.
+_COUNTED = (*COUNTERS, ScaledValue.CAUSE, ScaledValue.OFFENDER, ScaledValue.ZERO_FRACTION)
 
 
 def find_damage(arguments: Iterable[Any]) -> str | None:
@@ -278,15 +255,15 @@ def _stamp(model: onnx.ModelProto) -> Iterator[str]:
     if "graphscale.version" not in metadata:
         return
     stamp = read_stamp(metadata, "it")
-    if "window_finite" in stamp.names:
+    if ScaledValue.WINDOW_FINITE in stamp.names:
         return  # the names of all models of a folder
     graph = model.graph
     known = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     known.update(output for node in graph.node for output in node.output)
-    roles = ("loss", "loss_scale", *(_COUNTED if stamp.telemetry else ()))
+    roles = (ScaledValue.LOSS, ScaledValue.LOSS_SCALE, *(_COUNTED if stamp.telemetry else ()))
     for role in roles:
         if role not in stamp.names:
-            yield f"its metadata does not name the {role.replace('_', ' ')}"
+            yield f"its metadata does not name the {role.words}"
     for name in stamp.names.values():
         if name not in known:
             yield f"its metadata speaks of {name!r}, which the graph does not have"

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["AUTOCAST", "MARKS", "PASS_KEY", "SCALE_LOSS", "UNSCALE_GRADIENTS", "WAS_FLOAT", "is_rounding"]
+__all__ = [
+    "AUTOCAST",
+    "LOWER_TRAINING_OPS",
+    "MARKS",
+    "PASS_KEY",
+    "SCALE_LOSS",
+    "UNSCALE_GRADIENTS",
+    "WAS_FLOAT",
+    "is_rounding",
+]
 
 # The common beginning of their names.
 MARKS = "graphscale."
@@ -14,6 +23,8 @@ PASS_KEY = "graphscale.pass"
 AUTOCAST = "autocast"
 # The names of the passes for a loss scale alone.
 SCALE_LOSS, UNSCALE_GRADIENTS = "scale-loss", "unscale-gradients"
+# The name of the pass that replaces the operators of ONNX Runtime's training builds.
+LOWER_TRAINING_OPS = "lower-training-ops"
 # On a cast of the original that gave float32 and now gives a small type.
 WAS_FLOAT = "graphscale.was_float"
 

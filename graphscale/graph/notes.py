@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from graphscale.errors import DOCS_URL, printable
+from graphscale.policy.names import RESULTS, STATES
 
 __all__ = [
-    "RESULTS",
     "SCALED_LOSS_NOTE",
-    "STATES",
     "annotate",
     "compose_notes",
     "describe_model",
@@ -26,25 +25,6 @@ _BEGINNING = "graphscale: "
 SCALED_LOSS_NOTE = f"{_BEGINNING}the loss times the loss scale"
 _PAGE = f"{DOCS_URL}start/deploy/"
 _CARRIED = "carried state"
-STATES = {
-    "loss_scale": "the loss scale",
-    "good_steps": "the count of finite steps since the loss scale last changed",
-    "hysteresis_left": "the count of steps not finite that it takes to lower the loss scale",
-    "bad_steps": "the count of steps not finite in a row",
-    "steps": "the count of steps",
-    "skipped_steps": "the count of skipped steps",
-    "consecutive_skips": "the count of skipped steps in a row",
-    "last_skip_step": "the number of the last skipped step",
-    "ranges": "the ranges of the gradients when they were last measured",
-}
-RESULTS = {
-    "all_finite": "true if all gradients of this step were finite",
-    "stuck": "true if the loss scale is stuck",
-    "cause": "the cause of a skip: 0 for none, 1 for NaN, 2 for infinity",
-    "offender": "the index of the first gradient that was not finite, in graphscale.telemetry; -1 for none",
-    "activation": "the index of the first forward value that was not finite, in graphscale.telemetry; -1 for none",
-    "zero_fraction": "the share of gradient elements that are zero",
-}
 
 
 def compose_notes(
@@ -57,8 +37,8 @@ def compose_notes(
         names: the names of values by their role, as in a stamp.
         written: the carried state that the graph writes in place.
     """
-    words = {name: STATES[role] for role, name in names.items() if role in STATES}
-    texts = {("output", names[role]): text for role, text in RESULTS.items() if role in names}
+    words = {names[role]: role.text for role in STATES if role in names}
+    texts = {("output", names[role]): role.text for role in RESULTS if role in names}
     sources: dict[str, list[str]] = {}
     for source, output in state.items():
         texts["input", source] = f"{words.get(source, _CARRIED)}; feed {printable(output)} back here"

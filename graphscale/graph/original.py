@@ -23,7 +23,6 @@ __all__ = ["ORIGINAL_KEY", "find_references", "outline", "record_original", "res
 ORIGINAL_KEY = "graphscale.original"
 
 _LEVEL = 1  # of zlib: the default level saves a fifth of the size, and takes six times as long
-_UNDER_WAY = "graphscale.recording"  # in `model.meta`
 # Graphs shrink to a fifth, and have about one field for each packed byte. A record with many more was made to fill the
 # memory. The limits of bytes and nodes allow small records a part of the limits.
 _LIMIT = 64  # bytes for each packed byte, beside this part of the limit of bytes
@@ -31,30 +30,19 @@ _FIELDS = 4  # fields for each packed byte, or this part of the limit of nodes
 
 
 @contextlib.contextmanager
-def record_original(model: ir.Model, proto: onnx.ModelProto | None = None) -> Iterator[bool]:
+def record_original(model: ir.Model, proto: onnx.ModelProto | None = None) -> Iterator[None]:
     """Record a model in its own metadata, before the block rewrites it in place.
 
-    The record refers to unchanged initializers by their names. Within another such block, and if the block raises,
-    nothing is recorded.
+    The record refers to unchanged initializers by their names. If the block raises, nothing is recorded.
 
     Args:
         model: the model to be rewritten.
         proto: the ModelProto of the model, which saves its serialization.
-
-    Yields:
-        True if this block records.
     """
-    if _UNDER_WAY in model.meta:
-        yield False
-        return
     initializers = {name: value.const_value for name, value in model.graph.initializers.items()}
     compressor = zlib.compressobj(_LEVEL)
     packed = compressor.compress(_copy_without_initializers(proto or _serialize(model)).SerializeToString())
-    model.meta[_UNDER_WAY] = True
-    try:
-        yield True
-    finally:
-        del model.meta[_UNDER_WAY]
+    yield
     held = model.graph.initializers
     names = {id(value.const_value): name for name, value in held.items()}
     content = onnx.ModelProto()

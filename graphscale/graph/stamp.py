@@ -18,6 +18,7 @@ from graphscale.files.training_info import drop_training_info
 from graphscale.files.writing import ROLES_KEY
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 from graphscale.graph.notes import annotate, compose_notes, describe_model, find_wrong_notes
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
 
@@ -28,15 +29,6 @@ SPLIT_KEY = "graphscale.split"
 # Marks that only a loss scale leaves: a function of this domain, and the nodes of two passes.
 _DOMAIN = "graphscale"
 _PASSES = (SCALE_LOSS, UNSCALE_GRADIENTS)
-_COUNTS = (
-    "good_steps",
-    "hysteresis_left",
-    "bad_steps",
-    "steps",
-    "skipped_steps",
-    "consecutive_skips",
-    "last_skip_step",
-)
 # Fields that most stamps lack, with their defaults.
 _OPTIONAL = {"telemetry": "{}", "in_place": "[]"}
 _MOST = 2**53  # far below the overflow of an integer count
@@ -89,7 +81,7 @@ class Stamp:
 
     def _describe(self, model: ir.Model) -> str:
         is_part = SPLIT_KEY in model.metadata_props
-        return describe_model(self.target, self.state, self.names.get("loss_scale"), is_part=is_part)
+        return describe_model(self.target, self.state, self.names.get(ScaledValue.LOSS_SCALE), is_part=is_part)
 
     def _notes(self) -> dict[tuple[str, str], str]:
         states = self.report.get("state", ())
@@ -104,15 +96,17 @@ class Stamp:
 
     def find_wrong_number(self, state: Mapping[str, Any]) -> str | None:
         """Return the fault of the loss scale or of a count in carried state, `{name: array}`, or None."""
-        for role, name in self.names.items():
-            if name not in state or role not in ("loss_scale", *_COUNTS):
+        for role in ScaledValue:
+            name = self.names.get(role, "")
+            if name not in state or not (role.is_count or role is ScaledValue.LOSS_SCALE):
                 continue
             array = np.asarray(state[name])
             number = float(array.item()) if array.size == 1 else math.nan
-            if role == "loss_scale" and not 0 < number < math.inf:
+            if role is ScaledValue.LOSS_SCALE and not 0 < number < math.inf:
                 return f"the loss scale {name!r} is {number:g}; it must be finite and above 0"
-            least = -1 if role == "good_steps" and self.policy["config"].get("growth_delay") == "first" else 0
-            if role in _COUNTS and not (least <= number <= _MOST and number.is_integer()):
+            from_first = role is ScaledValue.GOOD_STEPS and self.policy["config"].get("growth_delay") == "first"
+            least = -1 if from_first else 0
+            if role.is_count and not (least <= number <= _MOST and number.is_integer()):
                 return f"the count {name!r} is {number:.17g}; it must be a whole number from {least} to 2**53"
         return None
 
@@ -202,7 +196,7 @@ def _wrong_field(stamp: Stamp) -> str | None:
     rows = rows if isinstance(rows, list) else [None]
     if not all(isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows):
         return "report"
-    ranges = stamp.telemetry.get("ranges", {"every": 1})
+    ranges = stamp.telemetry.get(ScaledValue.RANGES, {"every": 1})
     every = ranges.get("every") if isinstance(ranges, dict) and len(ranges) == 1 else None
     if type(every) is not int or not 1 <= every <= 2**24:
         return "telemetry"

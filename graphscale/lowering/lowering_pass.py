@@ -16,6 +16,7 @@ from graphscale.graph.values import Use, cannot_fail, operand_at, subgraphs, use
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.passes import CheckFinite, GraphPass
 from graphscale.policy.loss_scale import LossScale, get
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["LoweringPass", "ScaledStep", "is_inserted"]
 
@@ -53,12 +54,12 @@ class ScaledStep:
         """
         stamp, graph = read_stamp(model, "the model"), model.graph
         values, results = values_by_name(graph), {value.name: value for value in graph.outputs}
-        scale = values.get(stamp.names.get("loss_scale", ""))
+        scale = values.get(stamp.names.get(ScaledValue.LOSS_SCALE, ""))
         written = [value for node in find_in_place_writes(graph) if (value := node.inputs[1]) is not None]
         return cls(
             graph=graph,
             policy=get(stamp.policy),
-            loss=values.get(stamp.names.get("loss", "")),
+            loss=values.get(stamp.names.get(ScaledValue.LOSS, "")),
             scale=scale if scale is not None and scale.is_graph_input() else None,
             decision=_find_decision(stamp, graph, values),
             states=(*(results[name] for name in stamp.state.values()), *written),
@@ -66,13 +67,13 @@ class ScaledStep:
 
 
 def _find_decision(stamp: Stamp, graph: ir.Graph, values: dict[str, ir.Value]) -> ir.Value | None:
-    window = values.get(stamp.names.get("window_finite", ""))
+    window = values.get(stamp.names.get(ScaledValue.WINDOW_FINITE, ""))
     for write in find_in_place_writes(graph):
         if write.inputs[0] is window:
             number = operand_at(Use(write, 1)).producer()
             return None if number is None else number.inputs[0]
-    decision = values.get(stamp.names.get("all_finite", ""))
-    if decision is None and "window_finite" in stamp.names:  # an optimizer model
+    decision = values.get(stamp.names.get(ScaledValue.ALL_FINITE, ""))
+    if decision is None and ScaledValue.WINDOW_FINITE in stamp.names:  # an optimizer model
         return next((n.outputs[0] for n in graph if n.op_type == "Not" and CheckFinite.inserted(n)), None)
     for node, _ in () if decision is None else uses_of(decision):
         if node.op_type == "Or" and node.metadata_props.get(PASS_KEY) == _WAITING:

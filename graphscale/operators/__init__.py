@@ -10,6 +10,7 @@ from graphscale.operators.rules import ALL, FIRST, Kind, Rule
 from graphscale.operators.table import (
     MICROSOFT,
     OPERATORS,
+    PREVIEW_TRAINING,
     Optimizer,
     attribute,
     constant_tensor,
@@ -29,6 +30,7 @@ __all__ = [
     "FIRST",
     "MICROSOFT",
     "OPERATORS",
+    "PREVIEW_TRAINING",
     "UNRULED",
     "CastRule",
     "Colour",

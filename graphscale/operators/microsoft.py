@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphscale.operators.casting import ALLOW, CLEAR, INFER, deny, infer
 from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
-from graphscale.operators.table import MICROSOFT, Optimizer, attribute, row
+from graphscale.operators.table import MICROSOFT, PREVIEW_TRAINING, Optimizer, attribute, row
 from graphscale.operators.traits import Trait
 
 _LOSS = deny("the loss stays float32")
@@ -137,4 +137,4 @@ row("InPlaceAccumulator InPlaceAccumulatorV2", NONLINEAR, _WRITES | Trait.ACCUMU
 row("ReduceAllL2", NONLINEAR, domain=MICROSOFT)
 
 # Operators of ONNX that return their results, and do not write.
-row("Adagrad Adam Momentum", NONLINEAR, domain="ai.onnx.preview.training")
+row("Adagrad Adam Momentum", NONLINEAR, domain=PREVIEW_TRAINING)

@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 MICROSOFT = "com.microsoft"
+# The domain of the optimizers that ONNX defines.
+PREVIEW_TRAINING = "ai.onnx.preview.training"
 
 # Gives the rule of one node, from its attributes and types and from the rule of its operator.
 Resolver = Callable[[ir.Node, Rule], Rule]

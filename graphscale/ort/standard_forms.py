@@ -13,10 +13,11 @@ from graphscale.collector import paused_collector
 from graphscale.files.model_files import ModelResult
 from graphscale.files.training_info import to_proto
 from graphscale.files.writing import MARK_KEY
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import refuse_scaled
 from graphscale.passes import LowerTrainingOps, run_passes
-from graphscale.pipeline import Model, open_copy, prepare
+from graphscale.passes.preparation import prepare
+from graphscale.pipeline import Model, open_copy
 from graphscale.process.summary import Row, Summary, few
 
 __all__ = ["LoweredModel", "LoweringReport", "lower_training_ops"]

@@ -6,14 +6,15 @@ import dataclasses
 
 from graphscale.graph.builder import Builder
 from graphscale.passes.nodes.finite import all_finite
-from graphscale.passes.rewrite import Rewrite, RewritePass
+from graphscale.passes.step_pass import StepPass
 from graphscale.passes.unscale_gradients import UnscaleGradients
+from graphscale.step.training_step import Step
 
 __all__ = ["CheckFinite"]
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckFinite(RewritePass):
+class CheckFinite(StepPass):
     """Test all elements of all unscaled gradients for finiteness: one scalar bool value, `all_finite`.
 
     Before: `dw = Div(dw.scaled, current_loss_scale)`
@@ -28,8 +29,8 @@ class CheckFinite(RewritePass):
     sign = "∞?"
     after = UnscaleGradients
 
-    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
-        if rewrite.is_fixed and not rewrite.skip_nonfinite:
-            return False
-        rewrite.all_finite = all_finite(build, rewrite.checked, rewrite.bound.target)
-        return True
+    def apply(self, step: Step, build: Builder) -> Step:
+        if not step.skips:
+            return step
+        flag = all_finite(build, step.checked, step.scale.target)
+        return dataclasses.replace(step, all_finite=flag, guard=flag, modified=True)

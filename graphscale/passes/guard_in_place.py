@@ -13,7 +13,8 @@ from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
 from graphscale.operators import Optimizer, optimizer_of
-from graphscale.passes.rewrite import Rewrite
+from graphscale.passes.step_pass import carry
+from graphscale.step.training_step import Carried
 
 __all__ = ["copy_overwritten_input", "guard_accumulator", "guard_optimizer", "guard_written_input"]
 
@@ -92,12 +93,12 @@ def copy_overwritten_input(build: Builder, node: ir.Node, i: int) -> None:
         node.replace_input_with(i, copy)
 
 
-def guard_written_input(rewrite: Rewrite, build: Builder, node: ir.Node, i: int, o: int, applies: ir.Value) -> None:
-    """Make the operator write into a copy, and write the copy back if the step is applied."""
+def guard_written_input(build: Builder, node: ir.Node, i: int, o: int, applies: ir.Value) -> Carried | None:
+    """Make the operator write into a copy, and write the copy back if the step is applied; return the state, if any."""
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
     if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
-        return
+        return None
     copy_overwritten_input(build, node, i)
     build = dataclasses.replace(build, dtype=dtype_of(state))
     guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
-    rewrite.carry(build, state, guarded, WRITTEN_IN_PLACE, in_place=True, guarded=True)
+    return carry(build, state, guarded, WRITTEN_IN_PLACE, in_place=True, guarded=True)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from graphscale.analysis.resets import is_reset
 from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Builder
+from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.types import dtype_of
 from graphscale.graph.walks import restore_order
 from graphscale.operators import overwritten_inputs, writing_nodes, written_inputs
@@ -19,8 +20,10 @@ from graphscale.passes.guard_in_place import (
     guard_optimizer,
     guard_written_input,
 )
-from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
-from graphscale.passes.rewrite import Rewrite, RewritePass
+from graphscale.passes.step_pass import StepPass, carry
+from graphscale.policy.names import ScaledValue
+from graphscale.step.training_step import Carried, Step
+from graphscale.targets import Target
 
 __all__ = ["GuardUpdates"]
 
@@ -36,7 +39,7 @@ _WIDER = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GuardUpdates(RewritePass):
+class GuardUpdates(StepPass):
     """Keep the old value of all carried state on a step with a non-finite gradient.
 
     Before: `w.next = Sub(w, step)`
@@ -52,30 +55,33 @@ class GuardUpdates(RewritePass):
     sign = "if"
     after = CheckFinite
 
-    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
-        graph, applies = rewrite.training_graph, rewrite.applies
-        changed = [_carry(rewrite, build, update, None if update.kept else applies) for update in graph.updates]
-        if applies is not None and rewrite.all_finite is not None:
-            for node in graph.accumulators:
+    def apply(self, step: Step, build: Builder) -> Step:
+        applies, carried, changed = step.guard, [*step.carried], step.guard is not None
+        for update in step.states:
+            is_changed, pair = _carry(build, update, None if update.kept else applies, step.scale.target)
+            carried.append(pair)
+            changed = changed or is_changed
+        if applies is not None and step.all_finite is not None:
+            for node in step.accumulators:
                 guard_accumulator(build, node, applies)
-            writers = writing_nodes(graph.graph)
+            writers = writing_nodes(step.graph)
             for node in writers:
                 guard_optimizer(build, node, applies)
                 written = written_inputs(node)
                 for i in overwritten_inputs(node):
-                    if i in written:
-                        guard_written_input(rewrite, build, node, i, written[i], applies)
-                    else:
+                    if i not in written:
                         copy_overwritten_input(build, node, i)
-            if writers or graph.accumulators:
+                    elif (state := guard_written_input(build, node, i, written[i], applies)) is not None:
+                        carried.append(state)
+            if writers or step.accumulators:
                 # These guards are inserted before their nodes, and the check at the end: restore the order.
-                restore_order(graph.graph)
-            rewrite.bound.editor.output(rewrite.all_finite, "all_finite")
-        return any(changed) or applies is not None
+                restore_order(step.graph)
+            build.editor.output(step.all_finite, ScaledValue.ALL_FINITE.wanted)
+        return dataclasses.replace(step, carried=tuple(carried), modified=changed)
 
 
-def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value | None) -> bool:
-    """Guard a piece of carried state, and write it in place where the target can; return whether the graph changed."""
+def _carry(build: Builder, update: Update, applies: ir.Value | None, target: Target) -> tuple[bool, Carried]:
+    """Guard a piece of carried state, and write it in place where the target can; report whether the graph changed."""
     editor, state, new = build.editor, update.input, build.editor.current_output(update.output)
     promoted = state.is_initializer() and not state.is_graph_input()
     if promoted:
@@ -84,19 +90,19 @@ def _carry(rewrite: Rewrite, build: Builder, update: Update, applies: ir.Value |
         guarded = _select(build, applies, new, _old_value(new, state))
         editor.take_over_output(new, guarded, "unguarded")
         new = guarded
-    in_place = rewrite.bound.target.in_place and state.is_initializer() and state.dtype is ir.DataType.FLOAT
+    in_place = target.in_place and state.is_initializer() and state.dtype is ir.DataType.FLOAT
     # A state that is itself an output must keep the old value to the end of the step.
     in_place = in_place and not state.is_graph_output()
     if in_place:
         editor.graph.outputs.remove(new)
-    rewrite.carry(build, state, new, update.how, in_place=in_place, guarded=not update.kept)
-    return promoted or in_place or applies is not None
+    carried = carry(build, state, new, update.how, in_place=in_place, guarded=not update.kept)
+    return promoted or in_place or applies is not None, carried
 
 
 def _old_value(new: ir.Value, state: ir.Value) -> ir.Value:
     """Return a state's value after a skipped step: its own, or that after the reset of an accumulator."""
     node = new.producer()
-    if node is not None and LowerTrainingOps.inserted(node) and node.op_type == "Add":
+    if node is not None and node.op_type == "Add" and node.metadata_props.get(PASS_KEY) == LOWER_TRAINING_OPS:
         kept = node.inputs[0]
         if kept is not None and is_reset(kept, state):
             return kept

@@ -10,12 +10,11 @@ from onnx_ir.passes import PassResult
 from graphscale.errors import ModelFileError
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.values import node_name
+from graphscale.operators import PREVIEW_TRAINING
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.optimizer_formulas import LOWERINGS, Formula
 
 __all__ = ["LowerOptimizers"]
-
-DOMAIN = "ai.onnx.preview.training"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +43,14 @@ class LowerOptimizers(GraphPass):
         build = self.builder(Editor(model.graph))
         for node in nodes:
             _lower(build, node)
-        model.opset_imports.pop(DOMAIN, None)
+        model.opset_imports.pop(PREVIEW_TRAINING, None)
         return PassResult(model, modified=True)
 
 
 def _optimizers(model: ir.Model) -> list[ir.Node]:
-    if DOMAIN not in model.opset_imports:
+    if PREVIEW_TRAINING not in model.opset_imports:
         return []
-    return [node for node in model.graph if node.domain == DOMAIN and node.op_type in LOWERINGS]
+    return [node for node in model.graph if node.domain == PREVIEW_TRAINING and node.op_type in LOWERINGS]
 
 
 def _lower(build: Builder, node: ir.Node) -> None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.training_graph import analyse
+from graphscale.analysis.updates import promote_zeros
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError, TargetError
 from graphscale.graph.marks import AUTOCAST
@@ -22,7 +22,8 @@ from graphscale.passes.casting.casts import CastInserter
 from graphscale.passes.casting.precision_choice import plan_precision
 from graphscale.passes.casting.settings import Settings, make_settings
 from graphscale.passes.graph_pass import GraphPass
-from graphscale.passes.rewrite import Rewrite
+from graphscale.passes.step_pass import is_under_way
+from graphscale.step.understanding import understand
 from graphscale.targets import Target, get_target, target_names
 
 __all__ = ["AUTOCAST_KEY", "Autocast"]
@@ -70,28 +71,31 @@ class Autocast(GraphPass):
 
     @paused_collector()
     def call(self, model: ir.Model) -> PassResult:
+        with record_original(model):
+            self.rewrite(model)
+        return PassResult(model, modified=True)
+
+    @paused_collector()
+    def rewrite(self, model: ir.Model, hints: Hints | None = None) -> None:
+        """Put a model into mixed precision in place, by hints in place of the pass's own, without a record of it."""
         if not isinstance(self.dtype, str) or self.dtype not in _DTYPES:
             raise AutocastError(f"{AUTOCAST}: the type is float16 or bfloat16; got {self.dtype!r}")
-        if Rewrite.under_way(model) or is_scaled(model):
+        if is_under_way(model) or is_scaled(model):
             raise AutocastError(
                 f"{AUTOCAST}: the model carries a loss scale already; autocast the original, then scale it"
             )
         if AUTOCAST_KEY in model.metadata_props:
             raise AutocastError(f"{AUTOCAST}: the model is in mixed precision already; autocast the original graph")
-        with record_original(model):
-            self._rewrite(model)
-        return PassResult(model, modified=True)
-
-    def _rewrite(self, model: ir.Model) -> None:
         dtype, target = _DTYPES[self.dtype], get_target(self.target)
         _check_target(dtype, target, self.emulate)
         _refuse_double(model.graph)
-        training = analyse(model.graph, Hints.of(self).stated_by(model))
+        step = understand(model, hints or Hints.of(self))
+        promote_zeros(model.graph, step.states)
         wide_ops = frozenset() if self.emulate else target.wide_ops
         settings = self.settings or make_settings()
-        plan = plan_precision(training, settings, dtype, wide_ops)
-        report = make_cast_report(training, plan, dtype, self.emulate)
-        shapes = [value.shape for value in training.gradients]
+        plan = plan_precision(step, settings, dtype, wide_ops)
+        report = make_cast_report(step, plan, dtype, self.emulate)
+        shapes = [value.shape for value in step.gradients]
         known = [tuple(shape.numpy()) for shape in shapes if shape is not None and shape.is_static()]
         weights = set(known) if len(known) == len(shapes) else None
         inserter = CastInserter(model.graph, plan, dtype, self.emulate, weights)

@@ -7,13 +7,14 @@ import dataclasses
 from graphscale.graph.builder import Builder
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.nodes.write_order import order_writes
-from graphscale.passes.rewrite import Rewrite, RewritePass
+from graphscale.passes.step_pass import StepPass
+from graphscale.step.training_step import Step
 
 __all__ = ["OrderWrites"]
 
 
 @dataclasses.dataclass(frozen=True)
-class OrderWrites(RewritePass):
+class OrderWrites(StepPass):
     """Make each value that is written in place depend on all readers of the overwritten state.
 
     ONNX Runtime does not order an in-place write after the other readers of the old value. Where a reader is no
@@ -29,5 +30,5 @@ class OrderWrites(RewritePass):
     renews_scale = True
     after = GuardUpdates
 
-    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
-        return order_writes(build)
+    def apply(self, step: Step, build: Builder) -> Step:
+        return dataclasses.replace(step, modified=order_writes(build))

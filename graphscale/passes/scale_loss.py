@@ -6,29 +6,27 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.analysis.edits import Place
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.report import make_report
-from graphscale.analysis.training_graph import analyse
-from graphscale.errors import AlreadyScaledError, InvalidLossScaleError
-from graphscale.graph.builder import Builder, Position, behind, replace_outputs, replace_reads
+from graphscale.analysis.updates import promote_zeros
+from graphscale.errors import AlreadyScaledError
+from graphscale.graph.builder import Builder, Editor, Position, behind, replace_outputs, replace_reads
 from graphscale.graph.marks import SCALE_LOSS
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import constant_tensor, main_node, main_nodes, uses_of
-from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait
+from graphscale.graph.values import main_node, main_nodes, uses_of
 from graphscale.passes.graph_pass import GraphPass
-from graphscale.passes.nodes.graph_scale import GraphScale
-from graphscale.passes.rewrite import Rewrite
-from graphscale.policy.loss_scale import FixedLossScale, LossScale, get_policy
+from graphscale.passes.nodes.graph_scale import add_scale, refuse_infinite_seed
+from graphscale.passes.step_pass import hold_step, is_under_way
+from graphscale.policy.loss_scale import get_policy
+from graphscale.step.training_step import Step
+from graphscale.step.understanding import make_report, understand
+from graphscale.targets import get_target
 
 __all__ = ["ScaleLoss"]
 
@@ -69,44 +67,39 @@ class ScaleLoss(GraphPass):
     expose_scaled_loss: bool = False
 
     def call(self, model: ir.Model) -> PassResult:
-        if Rewrite.under_way(model) or is_scaled(model):
+        if is_under_way(model) or is_scaled(model):
             raise AlreadyScaledError(f"{self.name}: the model already carries a loss scale; scale the original graph")
-        policy = get_policy(self.loss_scale)
-        with record_original(model) as records:
-            # A caller that records the original runs all passes itself; else foreign passes may run between them.
-            self._rewrite(model, policy, alone=not records)
+        get_policy(self.loss_scale)  # the record of the original takes longer
+        with record_original(model):
+            hold_step(self.begin(model))
         return PassResult(model, modified=True)
 
-    def _rewrite(self, model: ir.Model, policy: LossScale, alone: bool) -> None:
-        graph = analyse(model.graph, Hints.of(self).stated_by(model))
-        bound = GraphScale(policy, model, self.target)
-        bound.alone = alone
-        rewrite = Rewrite(model, graph, make_report(graph), bound, self.skip_nonfinite)
-        build, by_value = self.builder(bound.editor), dict[ir.Value, list[Place]]()
-        for place in graph.places:
+    def begin(self, model: ir.Model, hints: Hints | None = None) -> Step:
+        """Understand a training graph, by hints in place of the pass's own, and return the step after this pass."""
+        step = understand(model, hints or Hints.of(self))
+        report, editor = make_report(step), Editor(step.graph)
+        promote_zeros(step.graph, step.states)
+        scale = add_scale(editor, get_policy(self.loss_scale), get_target(self.target))
+        build, by_value = self.builder(editor), dict[ir.Value, list[Place]]()
+        for place in step.places:
             by_value.setdefault(place.value, []).append(place)
+        products: dict[ir.Value, ir.Value] = {}
         for value, places in by_value.items():
-            _refuse_infinite_seed(value, policy)
-            rewrite.scaled[value] = _enter(build, value, places, bound())
+            refuse_infinite_seed(value, scale.policy)
+            products[value] = _enter(build, value, places, scale.value)
         if self.expose_scaled_loss:
-            exposed = _multiply(build, graph.loss, bound(), "scaled_loss", behind(graph.loss))
-            bound.editor.output(exposed, "scaled_loss")
+            exposed = _multiply(build, step.loss, scale.value, "scaled_loss", behind(step.loss))
+            editor.output(exposed, "scaled_loss")
             exposed.doc_string = SCALED_LOSS_NOTE
-        rewrite.done.add(ScaleLoss)
-        rewrite.attach()
-
-
-def _refuse_infinite_seed(value: ir.Value, policy: LossScale) -> None:
-    """Refuse a fixed scale whose product with a constant seed is infinite in the seed's type."""
-    seed = constant_tensor(source_by_trait(value, Trait.VIEW | Trait.REPEAT))
-    if seed is None or seed.size == 0 or not isinstance(policy, FixedLossScale):
-        return
-    limit = float(ml_dtypes.finfo(dtype_of(value).numpy()).max)  # type: ignore[no-untyped-call]
-    size = float(np.abs(seed.numpy()).max())
-    if size * policy() > limit:
-        raise InvalidLossScaleError(
-            f"the constant seed {value.name!r} times the fixed loss scale {policy():g} is infinite in "
-            f'{dtype_of(value).name}, so that no gradient is finite; pass at most {limit / size:g}, or "dynamic"'
+        return dataclasses.replace(
+            step,
+            report=report,
+            editor=editor,
+            scales=(scale,),
+            skips=self.skip_nonfinite or not scale.is_fixed,
+            products=products,
+            done=frozenset((self.name,)),
+            modified=True,
         )
 
 

@@ -15,9 +15,11 @@ from graphscale.passes.nodes.forward_values import find_forward_values
 from graphscale.passes.nodes.gradient_ranges import add_ranges, read_zeros
 from graphscale.passes.nodes.gradient_statistics import find_offender, zero_fraction
 from graphscale.passes.nodes.step_counters import add_counters
-from graphscale.passes.rewrite import Rewrite, RewritePass
+from graphscale.passes.step_pass import StepPass, carry
 from graphscale.passes.update_loss_scale import UpdateLossScale
 from graphscale.policy.dynamic_rule import MAX_COUNT
+from graphscale.policy.names import ScaledValue
+from graphscale.step.training_step import Carried, Step
 from graphscale.targets import target_names
 
 __all__ = ["FORMS", "AddTelemetry"]
@@ -27,7 +29,7 @@ FORMS = ("ranges", "activations", "ranges,activations")
 
 
 @dataclasses.dataclass(frozen=True)
-class AddTelemetry(RewritePass):
+class AddTelemetry(StepPass):
     """Add counters to the carried state, and outputs that describe the step.
 
     After:  `steps.next = Add(steps, 1); skipped_steps.next = Add(skipped_steps, Cast(Not(all_finite)))`
@@ -85,12 +87,12 @@ class AddTelemetry(RewritePass):
             )
         return cls(**dict.fromkeys(telemetry.split(","), True))
 
-    def to_stamp(self, rewrite: Rewrite, checked: list[str]) -> dict[str, Any]:
+    def to_stamp(self, step: Step, checked: list[str]) -> dict[str, Any]:
         """Return the options for the metadata, with the names of the checked gradients and activations."""
         return {
             "gradients": checked,
-            **({"ranges": {"every": self.every}} if self.ranges else {}),
-            **({"activations": [value.name or "" for value in rewrite.activations]} if self.activations else {}),
+            **({ScaledValue.RANGES.value: {"every": self.every}} if self.ranges else {}),
+            **({"activations": [value.name or "" for value in step.activations]} if self.activations else {}),
         }
 
     @classmethod
@@ -98,44 +100,49 @@ class AddTelemetry(RewritePass):
         """Return the pass with the options in the metadata, None without telemetry."""
         if not telemetry:
             return None
-        return cls("ranges" in telemetry, **telemetry.get("ranges", {}), activations="activations" in telemetry)
+        ranges = telemetry.get(ScaledValue.RANGES)
+        return cls(ranges is not None, **(ranges or {}), activations="activations" in telemetry)
 
-    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
-        finite, applies, gradients = rewrite.all_finite, rewrite.applies, rewrite.checked
+    def apply(self, step: Step, build: Builder) -> Step:
+        finite, applies, gradients = step.all_finite, step.guard, step.checked
         if finite is None or applies is None:
             raise InvalidLossScaleError(
                 "telemetry describes skipped steps, and a fixed loss scale skips none; add skip_nonfinite "
                 "(--skip-nonfinite), or choose a dynamic one"
             )
-        target = rewrite.bound.target
+        target = step.scale.target
         if (self.ranges or self.activations) and target.cuda:
             raise TargetError(
                 f"telemetry of ranges and activations needs branches, and target {target.name!r} has no control flow; "
                 f"choose {target_names(lambda each: not each.cuda)}, or telemetry without them"
             )
-        counters = add_counters(build, applies, ir.DataType.FLOAT if target.in_place else ir.DataType.INT64)
-        for role, (state, value) in counters.items():
-            _carry(rewrite, build, role, state, value)
+        states, values = add_counters(build, applies, in_place=target.in_place), dict[ScaledValue, ir.Value]()
+        carried = [_carry(build, *pair, in_place=target.in_place) for pair in states.values()]
+        activations: dict[ir.Value, ir.DataType] = {}
         if gradients:
             if self.activations:
-                graph = rewrite.training_graph
-                carried = {update.input for update in graph.updates}
-                rewrite.activations = find_forward_values(rewrite.model, graph.loss, carried)
-            found = find_offender(build, gradients, finite, target, rewrite.activations)
+                activations = find_forward_values(step.model, step.loss, {state.input for state in step.states})
+            found = find_offender(build, gradients, finite, target, activations)
             if self.ranges:
-                state, ranges = add_ranges(build, gradients, counters["steps"][1], self.every)
-                _carry(rewrite, build, "ranges", state, ranges)
-                zeros = read_zeros(build, ranges, len(gradients))
+                measured = add_ranges(build, gradients, states[ScaledValue.STEPS][1], self.every)
+                states[ScaledValue.RANGES] = measured
+                carried.append(_carry(build, *measured, in_place=target.in_place))
+                zeros = read_zeros(build, measured[1], len(gradients))
             else:
                 zeros = zero_fraction(build, gradients)
-            values = dict(zip(("cause", "offender", "activation"), found, strict=False)) | {"zero_fraction": zeros}
+            roles = (ScaledValue.CAUSE, ScaledValue.OFFENDER, ScaledValue.ACTIVATION)
+            values = dict(zip(roles, found, strict=False)) | {ScaledValue.ZERO_FRACTION: zeros}
             for role, value in values.items():
-                build.editor.output(value, value.name or role)
-            rewrite.telemetry.update(values)
-        return True
+                build.editor.output(value, value.name or role.wanted)
+        return dataclasses.replace(
+            step,
+            carried=(*step.carried, *carried),
+            telemetry={role: state for role, (state, _) in states.items()} | values,
+            activations=activations,
+            modified=True,
+        )
 
 
-def _carry(rewrite: Rewrite, build: Builder, role: str, state: ir.Value, value: ir.Value) -> None:
+def _carry(build: Builder, state: ir.Value, value: ir.Value, *, in_place: bool) -> Carried:
     build.editor.output(value, f"{state.name}.next")
-    rewrite.carry(build, state, value, TELEMETRY, in_place=rewrite.bound.target.in_place, guarded=False)
-    rewrite.telemetry[role] = state
+    return carry(build, state, value, TELEMETRY, in_place=in_place, guarded=False)

@@ -13,15 +13,16 @@ from graphscale.graph.builder import Builder, behind, replace_reads
 from graphscale.graph.marks import UNSCALE_GRADIENTS
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
-from graphscale.passes.rewrite import Gradient, Rewrite, RewritePass
 from graphscale.passes.scale_loss import ScaleLoss
+from graphscale.passes.step_pass import StepPass
 from graphscale.policy.loss_scale import DynamicLossScale
+from graphscale.step.training_step import Quotient, Step
 
 __all__ = ["UnscaleGradients"]
 
 
 @dataclasses.dataclass(frozen=True)
-class UnscaleGradients(RewritePass):
+class UnscaleGradients(StepPass):
     """Divide every gradient by the loss scale, once, for all readers that need it unscaled.
 
     Before: `dw = MatMul(x, dy)`
@@ -35,27 +36,26 @@ class UnscaleGradients(RewritePass):
     sign = "÷S"
     after = ScaleLoss
 
-    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
-        for unscale in rewrite.training_graph.unscalings:
-            # If the scale enters at a gradient itself, its readers already read the product.
-            value = rewrite.scaled.get(unscale.value, unscale.value)
-            rewrite.gradients.append(_unscale(build, unscale, value, rewrite.bound()))
-        _find_sums(rewrite)
-        return bool(rewrite.gradients)
+    def apply(self, step: Step, build: Builder) -> Step:
+        # If the scale enters at a gradient itself, its readers already read the product.
+        pairs = ((each, step.products.get(each.value, each.value)) for each in step.unscalings)
+        quotients = tuple(_unscale(build, each, value, step.scale.value) for each, value in pairs)
+        step = dataclasses.replace(step, quotients=quotients, modified=bool(quotients))
+        return dataclasses.replace(step, sums=_find_sums(step))
 
 
-def _find_sums(rewrite: Rewrite) -> None:
+def _find_sums(step: Step) -> tuple[ir.Value, ...]:
     """Find the values past the gradients that are checked as well."""
-    policy, graph = rewrite.bound.policy, rewrite.training_graph
+    policy = step.scale.policy
     falls = isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale < 1
-    quotients = [] if falls else [gradient.unscaled for gradient in rewrite.gradients]
+    quotients = [] if falls else [quotient.value for quotient in step.quotients]
     # By a scale of at least 1, the quotient of a float16 number is one.
     readers = (use.node for value in quotients for use in uses_of(value))
     exact = {node.outputs[0] for node in readers if UnscaleGradients.inserted(node)}
-    rewrite.sums += find_narrow_sums(tuple(graph.graph), rewrite.checked, exact, [graph.loss], graph.updates)
+    return tuple(find_narrow_sums(tuple(step.graph), step.checked, exact, [step.loss], step.states))
 
 
-def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Gradient:
+def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Quotient:
     name = unscale.value.name or ""
     dtype = dtype_of(value)
     uses = [use for use in uses_of(value) if unscale.covers(use)]
@@ -73,7 +73,7 @@ def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Valu
         build.editor.take_over_output(value, result, "scaled")
     wholes = tuple(sorted(unscale.wholes, key=lambda whole: whole.name or ""))
     only_a_share = len(wholes) == 1 and not is_output and _leads_only_to(uses, wholes[0])
-    return Gradient(name, quotient, wholes if only_a_share else (quotient, *wholes))
+    return Quotient(name, quotient, wholes if only_a_share else (quotient, *wholes))
 
 
 def _leads_only_to(uses: Sequence[Use], whole: ir.Value) -> bool:

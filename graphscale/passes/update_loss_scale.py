@@ -7,13 +7,15 @@ import dataclasses
 from graphscale.analysis.report import STATE_OF_SCALE
 from graphscale.graph.builder import Builder
 from graphscale.passes.check_finite import CheckFinite
-from graphscale.passes.rewrite import Rewrite, RewritePass, StatePair
+from graphscale.passes.nodes.graph_scale import add_decision, add_rule
+from graphscale.passes.step_pass import StepPass
+from graphscale.step.training_step import Carried, Step
 
 __all__ = ["UpdateLossScale"]
 
 
 @dataclasses.dataclass(frozen=True)
-class UpdateLossScale(RewritePass):
+class UpdateLossScale(StepPass):
     """Call the update rule, a model-local function, and write the new state.
 
     After:  `current_loss_scale.next, good_steps.next =
@@ -27,16 +29,14 @@ class UpdateLossScale(RewritePass):
     renews_scale = True
     after = CheckFinite
 
-    def rewrite(self, rewrite: Rewrite, build: Builder) -> bool:
-        if rewrite.is_fixed:
-            rewrite.applies = rewrite.all_finite
-            return False
-        assert rewrite.all_finite is not None
-        bound = rewrite.bound
-        bound.write(build, rewrite.all_finite)
-        rewrite.applies = bound.applies(build, rewrite.all_finite)
-        rewrite.carried += [
-            StatePair(state, value, bound.target.in_place, STATE_OF_SCALE, guarded=False)
-            for state, value in bound.next_state.items()
-        ]
-        return True
+    def apply(self, step: Step, build: Builder) -> Step:
+        if step.scale.is_fixed:
+            return step
+        assert step.all_finite is not None
+        scale, _ = add_rule(build, step.model, step.scale, step.all_finite)
+        carried = (
+            Carried(scale.states[role], value, scale.target.in_place, STATE_OF_SCALE, guarded=False)
+            for role, value in scale.next.items()
+        )
+        guard = add_decision(build, scale, step.all_finite)
+        return dataclasses.replace(step, scales=(scale,), guard=guard, carried=(*step.carried, *carried), modified=True)

@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import InvalidLossScaleError
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["DynamicRule", "ScaleState", "check_number"]
 
-# The roles of a rule's carried state, and of its flag.
-LOSS_SCALE, GOOD_STEPS, HYSTERESIS_LEFT, BAD_STEPS = "loss_scale", "good_steps", "hysteresis_left", "bad_steps"
-STUCK = "stuck"
 # The largest count of steps that a float32 counter holds exactly: the in-place targets keep one.
 MAX_COUNT = 2**24
 
@@ -126,31 +124,32 @@ class DynamicRule:
         return -1 if self.growth_delay == "first" else 0
 
     @property
-    def ranges(self) -> dict[str, tuple[float, float]]:
+    def ranges(self) -> dict[ScaledValue, tuple[float, float]]:
         """The least and the largest number of each field of a reachable state; a scale is also above 0."""
         most = np.finfo(np.float32).max if self.max_loss_scale is None else np.float32(self.max_loss_scale)
         return {
-            "loss_scale": (float(np.float32(self.min_loss_scale)), float(most)),
-            "good_steps": (self.good_steps_at_start, self.steps_to_growth - 1),
-            "hysteresis_left": (1, self.hysteresis),
-            "bad_steps": (0, math.inf),
+            ScaledValue.LOSS_SCALE: (float(np.float32(self.min_loss_scale)), float(most)),
+            ScaledValue.GOOD_STEPS: (self.good_steps_at_start, self.steps_to_growth - 1),
+            ScaledValue.HYSTERESIS_LEFT: (1, self.hysteresis),
+            ScaledValue.BAD_STEPS: (0, math.inf),
         }
 
     def initial_state(self) -> ScaleState:
         """Return the state at the beginning."""
         return ScaleState(np.float32(self.initial_loss_scale), self.good_steps_at_start, self.hysteresis)
 
-    def carried(self, state: ScaleState) -> dict[str, float]:
+    def carried(self, state: ScaleState) -> dict[ScaledValue, float]:
         """Return the numbers of a state that a graph carries from step to step, by role."""
-        is_kept = {HYSTERESIS_LEFT: self.counts_hysteresis, BAD_STEPS: self.counts_bad_steps}
-        return {role: float(value) for role, value in vars(state).items() if is_kept.get(role, True)}
+        needless = set() if self.counts_hysteresis else {ScaledValue.HYSTERESIS_LEFT}
+        needless |= set() if self.counts_bad_steps else {ScaledValue.BAD_STEPS}
+        return {role: float(getattr(state, role)) for role in self.ranges if role not in needless}
 
     def find_fault(self, state: ScaleState) -> str | None:
         """Return the first number of a state out of the rule's ranges, in words, or None."""
-        for name, (least, most) in self.ranges.items():
-            number = getattr(state, name)
-            if not (least <= number <= most) or (name == "loss_scale" and number <= 0):
-                return f"the {name.replace('_', ' ')} is {number:g}, out of the range from {least:g} to {most:g}"
+        for role, (least, most) in self.ranges.items():
+            number = getattr(state, role)
+            if not (least <= number <= most) or (role is ScaledValue.LOSS_SCALE and number <= 0):
+                return f"the {role.words} is {number:g}, out of the range from {least:g} to {most:g}"
         return None
 
     def step(self, state: ScaleState, finite: bool) -> tuple[ScaleState, bool]:

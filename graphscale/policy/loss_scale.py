@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import ml_dtypes
 import numpy as np
@@ -48,12 +49,7 @@ class LossScale(abc.ABC):
 
     Loss scaling multiplies the loss by the loss scale and divides each gradient by it. Mathematically it has no
     effect; in float16 it keeps small intermediate gradients from underflowing.
-
-    Attributes:
-        binder: the function by which `bind` creates state; the package sets it, so that policies know no graphs.
     """
-
-    binder: ClassVar[Callable[[LossScale, ir.Graph | ir.Model, str], GraphLossScale]]
 
     @abc.abstractmethod
     def __call__(self) -> np.float32:
@@ -102,7 +98,9 @@ class LossScale(abc.ABC):
             `bound`: `bound()` is the scale, a scalar float32 value of the graph, and `bound.update(grads)` returns
             `(update_op, should_apply_gradients)`, the node that writes the new state and a scalar bool value.
         """
-        return LossScale.binder(self, graph, target)
+        # Policies need numpy alone. A policy in a graph is a pass's work, which is imported at the call.
+        bound: GraphLossScale = importlib.import_module("graphscale.passes.bound").BoundLossScale(self, graph, target)
+        return bound
 
     def to_json(self) -> str:
         """Return `{"class_name": ..., "config": {...}}` as JSON; `get` accepts the parsed form."""

@@ -20,6 +20,7 @@ from graphscale.graph.values import is_float, is_scalar, is_source, main_node, m
 from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
 from graphscale.operators import Trait, has_trait
 from graphscale.passes import CheckFinite, OrderWrites, UnscaleGradients
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["Cut", "find_cut"]
 
@@ -81,7 +82,7 @@ class _Finder:
             )
         rows = read_report(stamp, name).state
         of_scale = {row.input for row in rows if row.how in (STATE_OF_SCALE, TELEMETRY)}
-        if not self.states - of_scale - {stamp.names.get("loss_scale")}:
+        if not self.states - of_scale - {stamp.names.get(ScaledValue.LOSS_SCALE)}:
             raise SplitError(
                 f"{name} has no updates: its gradients leave it as outputs, and nothing in it applies them; split a "
                 "step with its optimizer inside (graphscale fuse puts an artifact folder into one)"

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ReplicaError, SessionError
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.pipeline import Model, ScaledModel
 from graphscale.replicas.agreement import agree, decide, facts_of, means
 from graphscale.replicas.buckets import BUCKET_BYTES, bucket_size

@@ -15,6 +15,7 @@ import numpy as np
 
 from graphscale.errors import SplitError
 from graphscale.files.tensor_files import Arrays
+from graphscale.policy.names import ScaledValue
 from graphscale.replicas.buckets import Arena, fill_messages, lay_out_shares
 from graphscale.replicas.collectives import Replicas
 from graphscale.replicas.half_sessions import REDUCING, SHARING, ReplicaSetup, WholeUpdate, run_bound, sizes_of
@@ -44,7 +45,7 @@ class ShardedUpdate(WholeUpdate):
         graph, name, rank = halves.update.graph, "the step", replicas.rank
         if halves.stamp.telemetry:
             raise SplitError(f"{name} cannot be sharded: its telemetry reads all gradients; scale it without")
-        if (decision := halves.stamp.names.get("all_finite")) is not None:
+        if (decision := halves.stamp.names.get(ScaledValue.ALL_FINITE)) is not None:
             trust_replicas(graph, decision, name)
         gradients = {gradient.name: gradient for gradient in halves.gradients}
         self._shares = share_out(graph, gradients, halves.stamp.state, replicas.size, name)

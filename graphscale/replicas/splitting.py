@@ -17,12 +17,13 @@ from graphscale.collector import paused_collector
 from graphscale.errors import SplitError
 from graphscale.files import model_files, writing
 from graphscale.graph.builder import Builder, Editor, replace_reads
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
 from graphscale.graph.values import uses_of
 from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, ScaledModel, open_copy
+from graphscale.policy.names import ScaledValue
 from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row, Summary, few
 from graphscale.replicas.buckets import BUCKET_BYTES, Bucket, Gradient, bucket_size, in_stages, lay_out
@@ -205,7 +206,7 @@ def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     gradients = gradients_of(model, cut.gradients)
     groups = in_stages(gradients, stages)
     models = cut_stages(model, cut, groups, states)
-    if (decision := stamp.names.get("all_finite")) is not None:
+    if (decision := stamp.names.get(ScaledValue.ALL_FINITE)) is not None:
         add_common_decision(update.graph, decision)
     return Halves(stamp, models, update, tuple(gradients), tuple(tuple(group) for group in groups), cut)
 
@@ -238,7 +239,7 @@ def _stamp(halves: Halves, report: SplitReport) -> None:
         first = {**halves.stamp.report, "state": []}
         model.metadata_props[SPLIT_KEY] = json.dumps({"half": "gradients", "stage": i, **report.to_dict()})
         dataclasses.replace(halves.stamp, state={}, report=first).write(model)
-    decision = REPLICAS_FINITE if "all_finite" in halves.stamp.names else None
+    decision = REPLICAS_FINITE if ScaledValue.ALL_FINITE in halves.stamp.names else None
     second = {"half": "update", "replicas_finite": decision, **report.to_dict()}
     halves.update.metadata_props[SPLIT_KEY] = json.dumps(second)
     halves.stamp.write(halves.update)

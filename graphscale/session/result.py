@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphscale.files.tensor_files import Arrays
+from graphscale.policy.names import ScaledValue
 from graphscale.process.summary import Row, Summary
 
 __all__ = ["GradientRange", "StepResult"]
@@ -53,12 +54,12 @@ class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
     @property
     def all_finite(self) -> bool:
         """True if every gradient was finite, and always for a fixed loss scale, which does not check."""
-        return bool(self._read("all_finite", True))
+        return bool(self._read(ScaledValue.ALL_FINITE))
 
     @property
     def stuck(self) -> bool:
         """True if the loss scale is stuck by the definition of its policy; False for a policy without one."""
-        return bool(self._read("stuck", False))
+        return bool(self._read(ScaledValue.STUCK))
 
     @property
     def applied(self) -> bool:
@@ -68,12 +69,12 @@ class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
     @property
     def cause(self) -> str | None:
         """The reason why the first offending gradient was not finite, "nan" or "inf"; None without telemetry."""
-        return _CAUSES[int(self._read("cause", 0))]
+        return _CAUSES[int(self._read(ScaledValue.CAUSE))]
 
     @property
     def offender(self) -> str | None:
         """The name of the first gradient that was not finite; None if all were, and without telemetry."""
-        index = int(self._read("offender", -1))
+        index = int(self._read(ScaledValue.OFFENDER))
         return None if index < 0 else self._telemetry["gradients"][index]
 
     @property
@@ -82,13 +83,13 @@ class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
 
         None if all these values were finite, and without telemetry of activations.
         """
-        index = int(self._read("activation", -1))
+        index = int(self._read(ScaledValue.ACTIVATION))
         return None if index < 0 else self._telemetry["activations"][index]
 
     @property
     def zero_fraction(self) -> float | None:
         """The share of gradient elements that are zero, from 0 to 1; None without telemetry."""
-        value = self._read("zero_fraction", None)
+        value = self._read(ScaledValue.ZERO_FRACTION)
         return None if value is None else float(value)
 
     def _summarize(self) -> tuple[str, Iterable[Row]]:
@@ -103,10 +104,10 @@ class StepResult(Summary, dict[str, np.ndarray[Any, Any]]):
             rows.append(("first not finite", f"{self.offender} ({self.cause})"))
         return line, rows
 
-    def _read(self, role: str, default: Any) -> Any:
+    def _read(self, role: ScaledValue) -> Any:
         value = self._status.get(role)
         if value is None:
-            return default
+            return role.default
         return value.numpy() if hasattr(value, "numpy") else value
 
 

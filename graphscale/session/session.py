@@ -18,12 +18,13 @@ from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
 from graphscale.analysis.report import describe_policy
 from graphscale.errors import SessionError
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.lowering.lower_model import find_states_in_place, is_lowered, lower_step
 from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.pipeline import Model, ScaledModel
+from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
 from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row, Summary, few
 from graphscale.session.carried import CarriedState, check_state, first_values, read_values
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Access", "Session"]
 
-_COUNTERS = ("steps", "skipped_steps", "consecutive_skips", "last_skip_step")
-_STATUS = ("all_finite", "stuck", "cause", "offender", "activation", "zero_fraction")
 _PLANS = 16  # plans for different feeds and outputs, kept ready
 
 
@@ -156,7 +155,7 @@ class Session(Summary):
         if hasattr(self._session, "_model_bytes"):
             self._session._model_bytes = b""  # the whole model, kept for a fallback to other providers
         self._model: ir.Model | None = copy_without_state(source, first)
-        fixed = initializers.get(self.stamp.names["loss_scale"])
+        fixed = initializers.get(self.stamp.names[ScaledValue.LOSS_SCALE])
         self.metadata = dict(source.metadata_props)
         self._fixed_scale = None if fixed is None or fixed.name in first else float(read_values(fixed))
         fed_specs = read_specs(self._session.get_inputs(), self._session.get_overridable_initializers())
@@ -165,7 +164,7 @@ class Session(Summary):
         names = [output.name for output in self._session.get_outputs()]
         self.output_names = tuple(name for name in names if name not in hidden)
         self._interface = fingerprint(self.inputs, names, self._carried.specs)
-        self._status = {role: self.stamp.names[role] for role in _STATUS if role in self.stamp.names}
+        self._status = {role.value: self.stamp.names[role] for role in RESULTS if role in self.stamp.names}
         self._accepts = self.stamp.policy.get("config", {}).get("on_stuck") == "accept"
         numbers = {} if on_gpu else allocate_numbers(self._session, self._status.values())
         parts = (self._session, self._carried, self.inputs, self.output_names, self._status, numbers)
@@ -192,14 +191,14 @@ class Session(Summary):
             SessionError: the loss scale is fed to the model; the session is closed.
         """
         if self._fixed_scale is None:
-            return float(self._read(self.stamp.names["loss_scale"])[0])
+            return float(self._read(self.stamp.names[ScaledValue.LOSS_SCALE])[0])
         self._require_open()
         return self._fixed_scale
 
     @property
     def good_steps(self) -> int:
         """Good steps in a row since the loss scale changed last; 0 for a fixed loss scale."""
-        name = self.stamp.names.get("good_steps")
+        name = self.stamp.names.get(ScaledValue.GOOD_STEPS)
         return 0 if name is None else int(self._read(name)[0])
 
     @property
@@ -208,7 +207,7 @@ class Session(Summary):
 
         Empty where the step was scaled without telemetry.
         """
-        names = {role: self.stamp.names[role] for role in _COUNTERS if role in self.stamp.names}
+        names = {role.value: self.stamp.names[role] for role in COUNTERS if role in self.stamp.names}
         return dict(zip(names, map(int, self._read(*names.values())), strict=True)) if names else {}
 
     @property
@@ -218,9 +217,9 @@ class Session(Summary):
         Empty before the first step, and where the step was scaled without ranges.
         """
         names = self.stamp.names
-        if "ranges" not in names:
+        if ScaledValue.RANGES not in names:
             return {}
-        steps, rows = self._read(names["steps"], names["ranges"])
+        steps, rows = self._read(names[ScaledValue.STEPS], names[ScaledValue.RANGES])
         # The last column holds all gradients together.
         columns = zip(self.stamp.telemetry.get("gradients", ()), *rows.tolist(), strict=False)
         return {name: GradientRange(*column) for name, *column in columns} if steps else {}

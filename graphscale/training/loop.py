@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphscale.errors import SessionError
+from graphscale.policy.names import ScaledValue
 from graphscale.session import GradientRange, Session
 from graphscale.training.checkpoints import Checkpoints, Position
 from graphscale.training.data import Arrays, Batches
@@ -65,7 +66,7 @@ class Trainer:
         self.checkpoint: Path | None = None
         self._scale = session.loss_scale
         self._fetch: list[str] | None = None
-        self._measures_every = session.stamp.telemetry.get("ranges", {}).get("every")
+        self._measures_every = session.stamp.telemetry.get(ScaledValue.RANGES, {}).get("every")
         self._looks_forward = "activations" in session.stamp.telemetry
         self._ends_stuck = session.stamp.policy.get("config", {}).get("on_stuck") in ("flag", "stop")
 
@@ -115,7 +116,7 @@ class Trainer:
             result = self.session.step(feeds, fetch=self._fetch)
         except SessionError as error:
             raise SessionError(f"step {number + 1} of the run: {error}") from error
-        loss = self.session.stamp.names["loss"]
+        loss = self.session.stamp.names[ScaledValue.LOSS]
         scalars = self._scalars(result)
         self._fetch = [loss, *scalars]
         self._scale = self.session.loss_scale
@@ -143,7 +144,7 @@ class Trainer:
         """Return the ranges measured in the last step, empty for none; None for a step without ranges."""
         if self._measures_every is None:
             return None
-        is_due = (self.session.counters["steps"] - 1) % self._measures_every == 0
+        is_due = (self.session.counters[ScaledValue.STEPS] - 1) % self._measures_every == 0
         return self.session.ranges if is_due else {}
 
     def _scalars(self, result: Mapping[str, Any]) -> dict[str, float]:

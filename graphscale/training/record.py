@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 from graphscale.files.reading import parse_json
+from graphscale.policy.names import ScaledValue
 from graphscale.session import GradientRange
 
 __all__ = ["StepRecord"]
 
-_TELEMETRY = ("cause", "offender", "zero_fraction")
+_TELEMETRY = tuple(v.value for v in (ScaledValue.CAUSE, ScaledValue.OFFENDER, ScaledValue.ZERO_FRACTION))
 _SCALES, _NUMBERS = ("loss_scale", "next_loss_scale"), ("step", "epoch", "good_steps")
-_ACTIVATION, _RANGES = "activation", "ranges"
+_ACTIVATION, _RANGES = ScaledValue.ACTIVATION.value, ScaledValue.RANGES.value
 _PREFIX = "output."  # for an output with the name of a column of the record
 
 

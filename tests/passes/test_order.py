@@ -15,8 +15,8 @@ from graphscale.passes import (
     AddTelemetry,
     Autocast,
     GraphPass,
-    RewritePass,
     ScaleLoss,
+    StepPass,
     UpdateLossScale,
     standard_passes,
 )
@@ -36,7 +36,7 @@ def test_every_pass_has_a_sign_of_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ORDER, ids=lambda kind: kind.name)
 def test_a_pass_comes_after_those_that_it_builds_on(kind: type[GraphPass]) -> None:
-    if issubclass(kind, RewritePass):
+    if issubclass(kind, StepPass):
         assert ORDER.index(kind.after) < ORDER.index(kind)
         assert not kind.after.optional, "an optional pass may not have run"
     else:
@@ -53,6 +53,11 @@ def test_standard_passes() -> None:
     assert chosen[0] is mixed
     assert chosen[1] is scale_loss
     assert kinds.index(AddTelemetry) == kinds.index(UpdateLossScale) + 1
+
+
+def test_the_scale_is_renewed_by_required_passes() -> None:
+    """`scale_nodes` asks no optional one."""
+    assert not any(kind.renews_scale for kind in ORDER if kind.optional)
 
 
 @pytest.mark.full

@@ -16,11 +16,11 @@ import graphscale as gs
 from graphscale.analysis.roles.answers import roles_schema
 from graphscale.files.writing import MARK_KEY, ROLES_KEY
 from graphscale.graph.marks import PASS_KEY, WAS_FLOAT
-from graphscale.graph.notes import RESULTS, STATES
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import SPLIT_KEY, Stamp
 from graphscale.passes import AddTelemetry
 from graphscale.passes.lower_precision import AUTOCAST_KEY
+from graphscale.policy.names import RESULTS, STATES
 from tests.conftest import MODELS, ROOT
 
 pytestmark = pytest.mark.static

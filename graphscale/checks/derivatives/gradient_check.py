@@ -12,16 +12,17 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.roles.role_table import Role
-from graphscale.analysis.training_graph import analyse
 from graphscale.checks.derivatives.gradient_bench import Differentiation, open_bench
 from graphscale.checks.derivatives.gradient_report import GradientCheck
 from graphscale.collector import paused_collector
 from graphscale.errors import UnsupportedModelError, VerifyError
 from graphscale.files.tensor_files import read_npz
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import refuse_scaled
 from graphscale.passes import replace_training_ops
-from graphscale.pipeline import Model, open_copy, prepare
+from graphscale.passes.preparation import prepare
+from graphscale.pipeline import Model, open_copy
+from graphscale.step.understanding import understand
 from graphscale.targets import get_target
 
 __all__ = ["check", "check_gradients"]
@@ -81,13 +82,13 @@ def check(
     refuse_scaled(work, name)
     prepare(work)
     work = _in_standard_form(work)
-    found = analyse(work.graph, hints.stated_by(work), asking=False)
+    found = understand(work, hints, asking=False)
     subject = Differentiation(
         model=work,
         loss=found.loss,
         unscalings=found.unscalings,
         scaled=found.degrees,
-        states={update.input.name or "" for update in found.updates},
+        states={update.input.name or "" for update in found.states},
         weights={v.name or "" for v, each in found.roles.inputs.items() if each.role in (Role.WEIGHT, Role.STATE)},
     )
     with contextlib.closing(open_bench(subject, given, dims or {}, seed)) as bench:

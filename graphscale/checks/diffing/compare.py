@@ -14,7 +14,7 @@ from graphscale.checks.diffing.match import Graph, Matching, Scope, attribute_te
 from graphscale.collector import paused_collector
 from graphscale.files.training_info import read_bindings, training_info_of
 from graphscale.graph.builder import PASS_KEY
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.values import node_name, op_name, subgraphs
 from graphscale.pipeline import Model, open_copy
 from graphscale.process.stages import report_stage

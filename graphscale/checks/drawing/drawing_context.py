@@ -11,7 +11,6 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
-from graphscale.analysis.training_graph import analyse
 from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import GraphscaleError
 from graphscale.flow.degree import ZERO, Degree
@@ -20,7 +19,9 @@ from graphscale.graph.stamp import is_scaled
 from graphscale.graph.values import inner_nodes, uses_of
 from graphscale.graph.walks import nodes_above
 from graphscale.passes import UnscaleGradients, scale_nodes
-from graphscale.pipeline import prepare
+from graphscale.passes.preparation import prepare
+from graphscale.policy.names import ScaledValue
+from graphscale.step.understanding import understand
 
 __all__ = ["DrawingContext", "Phase", "make_context"]
 
@@ -109,7 +110,7 @@ def make_context(
         if is_scaled(model):
             return _scaled(model, read_scaled_graph(model, name), passes)
         prepare(model)
-        found = analyse(model.graph, hints.stated_by(model), asking=False)
+        found = understand(model, hints, asking=False)
     except GraphscaleError as error:
         if strict:
             raise
@@ -131,7 +132,7 @@ def make_context(
 
 
 def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
-    scale, loss = read.named.get("loss_scale"), read.named.get("loss")
+    scale, loss = read.named.get(ScaledValue.LOSS_SCALE), read.named.get(ScaledValue.LOSS)
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
         degrees, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))

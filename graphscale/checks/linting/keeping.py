@@ -14,13 +14,12 @@ from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, held_state
 from graphscale.checks.patterns import input_at
-from graphscale.checks.scaled_graph import COUNTERS
 from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
 from graphscale.operators import Trait, has_trait, nodes_with, optimizer_of, written_inputs
-from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
+from graphscale.policy.names import COUNTERS, ScaledValue
 
 __all__ = ["UNSEEN"]
 
@@ -182,18 +181,20 @@ def _counts(context: LintContext) -> Iterator[Finding]:
     values = {role: constant_number(value, initial=True) for role, value in context.named.items()}
     numbers = {role: number for role, number in values.items() if number is not None}
     bounds = {role: numbers.get(bound, math.inf) for role, bound in _BOUNDS.items()}
-    most_of = {role: bounds.get(role, math.inf) for role in (*COUNTERS, BAD_STEPS)}
+    most_of = {role: bounds.get(role, math.inf) for role in (*COUNTERS, ScaledValue.BAD_STEPS)}
     ranges: dict[str, tuple[float, float]] = {r: (0, most if most >= 0 else math.inf) for r, most in most_of.items()}
-    firsts: dict[str, float] = {} if policy is None else {LOSS_SCALE: float(policy())}
+    firsts: dict[str, float] = {} if policy is None else {ScaledValue.LOSS_SCALE: float(policy())}
     if dynamic is not None:
-        firsts = dynamic.carried(dynamic.initial_state())
-        ranges |= {role: dynamic.ranges[role] for role in (GOOD_STEPS, HYSTERESIS_LEFT)}
+        firsts |= {role.value: number for role, number in dynamic.carried(dynamic.initial_state()).items()}
+        ranges |= {role: dynamic.ranges[role] for role in (ScaledValue.GOOD_STEPS, ScaledValue.HYSTERESIS_LEFT)}
     for role, number in numbers.items():
         name = f"{context.named[role].name!r} begins with {number:g}"
         least, most = ranges.get(role, (-math.inf, math.inf))
         if role in ranges and not (least <= number <= most and number.is_integer()):
             ends = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
             yield report("GS504", f"{name}, and it is a count {ends}", value=context.named[role])
-        elif role in firsts and number != np.float32(firsts[role]) and not (role == LOSS_SCALE and is_named):
+        elif (
+            role in firsts and number != np.float32(firsts[role]) and not (role == ScaledValue.LOSS_SCALE and is_named)
+        ):
             message = f"{name}, and the policy begins with {firsts[role]:g}"
             yield report("GS505", message, value=context.named[role])

@@ -18,7 +18,7 @@ from graphscale.checks.linting.scale_search import find_named_scale, find_scale
 from graphscale.checks.linting.state_search import find_states
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
-from graphscale.checks.scaled_graph import OUTPUTS, read_scaled_graph
+from graphscale.checks.scaled_graph import read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.flow.degree import ZERO
@@ -26,6 +26,7 @@ from graphscale.flow.outcome import Outcomes
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale
+from graphscale.policy.names import RESULTS
 
 __all__ = ["RULES", "LintContext", "rule"]
 
@@ -58,7 +59,7 @@ class LintContext:
         self.half, cut = _read_half(model, name)
         self.named = named = {} if scaled is None else scaled.named
         # Further state of the loss scale: the counts of its policy and of telemetry.
-        counts = [value for role, value in named.items() if role not in ("loss", "loss_scale", *OUTPUTS)]
+        counts = [value for role, value in named.items() if role not in ("loss", "loss_scale", *RESULTS)]
         self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.view.graph, set())
         not_states = [named[role] for role in ("loss", "all_finite") if role in named]
         found = find_states(self.view, None if self.stamp is None else self.stamp.state, not_states, self._losses)

@@ -22,12 +22,13 @@ from graphscale.checks.linting.survival import is_empty
 from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
 from graphscale.errors import DOCS_URL, LintError
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.notes import find_wrong_notes, texts_of
 from graphscale.graph.stamp import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
-from graphscale.pipeline import Model, needs_preparation, open_copy, prepare
+from graphscale.passes.preparation import needs_preparation, prepare
+from graphscale.pipeline import Model, open_copy
 from graphscale.process.stages import report_stage
 from graphscale.targets import get_target
 

@@ -24,6 +24,7 @@ from graphscale.passes.casting.settings import make_settings
 from graphscale.passes.lower_precision import AUTOCAST_KEY
 from graphscale.pipeline import scale
 from graphscale.policy.loss_scale import FixedLossScale, LossScale
+from graphscale.policy.names import ScaledValue
 from graphscale.targets import get_target
 
 __all__ = ["Claims", "Translation", "read_claims", "validate_translation"]
@@ -70,7 +71,7 @@ def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.
         stamp.target,
         telemetry=AddTelemetry.from_stamp(stamp.telemetry),
         expose_scaled_loss=find_scaled_loss(scaled.graph, original.graph) is not None,
-        skip_nonfinite=isinstance(policy, FixedLossScale) and "all_finite" in stamp.names,
+        skip_nonfinite=isinstance(policy, FixedLossScale) and ScaledValue.ALL_FINITE in stamp.names,
         autocast=_read_autocast(scaled.metadata_props[AUTOCAST_KEY]) if cast else None,
         cast_before=cast and stamp.report.get("autocast") is None,
     )

@@ -20,6 +20,7 @@ from graphscale.files.tensor_files import Arrays
 from graphscale.graph.types import dtypes_by_name
 from graphscale.graph.values import uses_of
 from graphscale.passes import CheckFinite
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["Bench"]
 
@@ -288,10 +289,10 @@ class Bench:
                 yield from compare_values(names[role], value, got[names[role]], RULE, None)
 
     @functools.cached_property
-    def _rule(self) -> tuple[Runner, str, dict[str, str]]:
+    def _rule(self) -> tuple[Runner, str, dict[ScaledValue, str]]:
         roles, given = self.roles, self.roles.all_finite
         nexts = {role: skip_ordering(v) for role, v in roles.next_values.items() if role in roles.scale_states}
-        nexts |= {} if roles.stuck is None else {"stuck": roles.stuck}
+        nexts |= {} if roles.stuck is None else {ScaledValue.STUCK: roles.stuck}
         assert given is not None
         if not nexts:
             raise VerifyError("the metadata of the scaled graph name no next value of the loss scale")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.scaled_graph import RANGES
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.passes.nodes.gradient_ranges import ROWS
-from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, DynamicRule, ScaleState
+from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["Oracle"]
 
@@ -38,35 +38,44 @@ class Oracle:
         self._names = pair.stamp.names
         self.gradients = tuple(pair.stamp.telemetry.get("gradients", ()))
         self.activations = tuple(pair.stamp.telemetry.get("activations", ()))
-        self._every = int(pair.stamp.telemetry.get(RANGES, {}).get("every", 0))
+        self._every = int(pair.stamp.telemetry.get(ScaledValue.RANGES, {}).get("every", 0))
 
     def starts(self) -> list[Arrays]:
         """Return first states for a step, by input name, beginning with the initial one."""
         rule = self.rule
         if rule is None:
-            return [self._feeds({LOSS_SCALE: self.initial}, i) for i in range(2 if self._every else 1)]
+            return [self._feeds({ScaledValue.LOSS_SCALE: self.initial}, i) for i in range(2 if self._every else 1)]
         first = rule.carried(rule.initial_state())
-        about_to_grow: dict[str, float] = {GOOD_STEPS: rule.steps_to_growth - 1}
-        variants: list[dict[str, float]] = [
+        about_to_grow: dict[ScaledValue, float] = {ScaledValue.GOOD_STEPS: rule.steps_to_growth - 1}
+        variants: list[dict[ScaledValue, float]] = [
             {},
             about_to_grow,
-            {GOOD_STEPS: max(0, rule.steps_to_growth - 2)},
-            {LOSS_SCALE: max(rule.min_loss_scale, float(np.float32(1e-30)))},
-            {LOSS_SCALE: rule.min_loss_scale * 1.25 or 0.75, **about_to_grow},
-            {LOSS_SCALE: _LARGEST / 1.5, **about_to_grow},
-            {LOSS_SCALE: 3.0, GOOD_STEPS: rule.steps_to_growth // 2},
+            {ScaledValue.GOOD_STEPS: max(0, rule.steps_to_growth - 2)},
+            {ScaledValue.LOSS_SCALE: max(rule.min_loss_scale, float(np.float32(1e-30)))},
+            {ScaledValue.LOSS_SCALE: rule.min_loss_scale * 1.25 or 0.75, **about_to_grow},
+            {ScaledValue.LOSS_SCALE: _LARGEST / 1.5, **about_to_grow},
+            {ScaledValue.LOSS_SCALE: 3.0, ScaledValue.GOOD_STEPS: rule.steps_to_growth // 2},
         ]
         if rule.counts_hysteresis:
-            variants += [{HYSTERESIS_LEFT: 1, **about_to_grow}, {HYSTERESIS_LEFT: 1}, {HYSTERESIS_LEFT: 2}]
+            variants += [
+                {ScaledValue.HYSTERESIS_LEFT: 1, **about_to_grow},
+                {ScaledValue.HYSTERESIS_LEFT: 1},
+                {ScaledValue.HYSTERESIS_LEFT: 2},
+            ]
         if rule.counts_bad_steps:
-            variants += [{BAD_STEPS: (rule.max_consecutive_skips or 1) - 1}, {BAD_STEPS: 1}]
+            variants += [{ScaledValue.BAD_STEPS: (rule.max_consecutive_skips or 1) - 1}, {ScaledValue.BAD_STEPS: 1}]
         return [self._feeds({**first, **variant}, i) for i, variant in enumerate(variants)]
 
-    def _feeds(self, values: Mapping[str, float], count: int) -> Arrays:
+    def _feeds(self, values: Mapping[ScaledValue, float], count: int) -> Arrays:
         # Ranges are measured in every other step.
         steps = count * self._every if self._every and count % 2 == 0 else 7 + count
-        counters = {"steps": steps, "skipped_steps": 3 + count, "consecutive_skips": count, "last_skip_step": 5}
-        states = self.roles.scale_states or {LOSS_SCALE: self.roles.scale}
+        counters: dict[ScaledValue, float] = {
+            ScaledValue.STEPS: steps,
+            ScaledValue.SKIPPED_STEPS: 3 + count,
+            ScaledValue.CONSECUTIVE_SKIPS: count,
+            ScaledValue.LAST_SKIP_STEP: 5,
+        }
+        states = self.roles.scale_states or {ScaledValue.LOSS_SCALE: self.roles.scale}
         feeds = _arrays(states, values) | _arrays(self.roles.counters, counters)
         if self.roles.ranges is not None:
             numbers = np.linspace(0, 1, len(ROWS) * (len(self.gradients) + 1), dtype=np.float32)
@@ -86,19 +95,19 @@ class Oracle:
         found = {state.name or "": values[role] for role, state in self.roles.scale_states.items()}
         return found | (self._counted(feeds, self.applies(feeds, finite)) if self.roles.counters else {})
 
-    def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
+    def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> dict[ScaledValue, np.ndarray[Any, Any]]:
         """Return `{role: next value}` of the loss scale, and `stuck` if the policy has it."""
         assert self.rule is not None
         state, stuck = self.rule.step(self._state(feeds), finite)
         states = self.roles.scale_states.items()
         found = {role: np.asarray(getattr(state, role), dtype=_dtype(value)) for role, value in states}
-        return found if self.roles.stuck is None else {**found, "stuck": np.asarray(stuck)}
+        return found if self.roles.stuck is None else {**found, ScaledValue.STUCK: np.asarray(stuck)}
 
     def ranges(self, feeds: Mapping[str, Any], gradients: Arrays) -> Arrays:
         """Return `{state: next value}` of the ranges of a step's unscaled gradients, if known."""
         if self.roles.ranges is None or any(name not in gradients for name in self.gradients):
             return {}
-        name, steps = self.roles.ranges.name or "", self.roles.counters["steps"]
+        name, steps = self.roles.ranges.name or "", self.roles.counters[ScaledValue.STEPS]
         if (int(self._counted(feeds, True)[steps.name or ""]) - 1) % self._every:
             return {name: np.asarray(feeds[name])}
         arrays = [gradients[each].ravel() for each in self.gradients]
@@ -115,38 +124,39 @@ class Oracle:
         The gradients are unscaled; the values by name include the activations of telemetry.
         """
         if self.roles.all_finite is not None:
-            yield self._names["all_finite"], np.asarray(finite)
+            yield self._names[ScaledValue.ALL_FINITE], np.asarray(finite)
         if not self.gradients or any(name not in gradients for name in self.gradients):
             return
         arrays = [gradients[name] for name in self.gradients]
         bad = [i for i, array in enumerate(arrays) if not np.isfinite(array).all()]
         cause = 0 if not bad else 1 if np.isnan(arrays[bad[0]]).any() else 2
-        yield self._names["cause"], np.asarray(cause, dtype=np.int64)
-        yield self._names["offender"], np.asarray(bad[0] if bad else -1, dtype=np.int64)
+        yield self._names[ScaledValue.CAUSE], np.asarray(cause, dtype=np.int64)
+        yield self._names[ScaledValue.OFFENDER], np.asarray(bad[0] if bad else -1, dtype=np.int64)
         if self.activations and all(name in values for name in self.activations):
             found = (i for i, name in enumerate(self.activations) if not np.isfinite(values[name]).all())
             first = -1 if finite else next(found, -1)
-            yield self._names["activation"], np.asarray(first, dtype=np.int64)
+            yield self._names[ScaledValue.ACTIVATION], np.asarray(first, dtype=np.int64)
         for ranges in self.ranges(feeds, gradients).values():
-            yield self._names["zero_fraction"], ranges[ROWS.index("zeros"), -1]
+            yield self._names[ScaledValue.ZERO_FRACTION], ranges[ROWS.index("zeros"), -1]
             return
         nonzero, total = sum(np.count_nonzero(a) for a in arrays), max(1, sum(a.size for a in arrays))
-        yield self._names["zero_fraction"], np.float32(1) - np.float32(nonzero) / np.float32(total)
+        yield self._names[ScaledValue.ZERO_FRACTION], np.float32(1) - np.float32(nonzero) / np.float32(total)
 
     def _state(self, feeds: Mapping[str, Any]) -> ScaleState:
         assert self.rule is not None
         values = {role: feeds[state.name or ""].item() for role, state in self.roles.scale_states.items()}
-        hysteresis, bad_steps = values.get(HYSTERESIS_LEFT, self.rule.hysteresis), values.get(BAD_STEPS, 0)
-        return ScaleState(np.float32(values[LOSS_SCALE]), int(values[GOOD_STEPS]), int(hysteresis), int(bad_steps))
+        hysteresis = int(values.get(ScaledValue.HYSTERESIS_LEFT, self.rule.hysteresis))
+        scale, good_steps = np.float32(values[ScaledValue.LOSS_SCALE]), int(values[ScaledValue.GOOD_STEPS])
+        return ScaleState(scale, good_steps, hysteresis, int(values.get(ScaledValue.BAD_STEPS, 0)))
 
     def _counted(self, feeds: Mapping[str, Any], applied: bool) -> Arrays:
         before = {role: feeds[state.name or ""].item() for role, state in self.roles.counters.items()}
-        steps = before["steps"] + 1
-        following = {
-            "steps": steps,
-            "skipped_steps": before["skipped_steps"] + (not applied),
-            "consecutive_skips": 0 if applied else before["consecutive_skips"] + 1,
-            "last_skip_step": before["last_skip_step"] if applied else steps,
+        steps = before[ScaledValue.STEPS] + 1
+        following: dict[ScaledValue, float] = {
+            ScaledValue.STEPS: steps,
+            ScaledValue.SKIPPED_STEPS: before[ScaledValue.SKIPPED_STEPS] + (not applied),
+            ScaledValue.CONSECUTIVE_SKIPS: 0 if applied else before[ScaledValue.CONSECUTIVE_SKIPS] + 1,
+            ScaledValue.LAST_SKIP_STEP: before[ScaledValue.LAST_SKIP_STEP] if applied else steps,
         }
         return _arrays(self.roles.counters, following)
 
@@ -158,7 +168,7 @@ def _range(array: np.ndarray[Any, Any]) -> tuple[float, float, float]:
     return float(largest), np.count_nonzero(array == 0) / size, (array.size - finite.size) / size
 
 
-def _arrays(states: Mapping[str, ir.Value], numbers: Mapping[str, float]) -> Arrays:
+def _arrays(states: Mapping[ScaledValue, ir.Value], numbers: Mapping[ScaledValue, float]) -> Arrays:
     """Convert numbers by role to arrays, with the names and types of states."""
     return {state.name or "": np.asarray(numbers[role], dtype=_dtype(state)) for role, state in states.items()}
 

@@ -10,11 +10,10 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import read_report
-from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
-from graphscale.checks.scaled_graph import COUNTERS, OUTPUTS, RANGES, ScaledGraph, find_scaled_loss, read_scaled_graph
+from graphscale.checks.scaled_graph import ScaledGraph, find_scaled_loss, read_scaled_graph
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, validate_translation
 from graphscale.errors import (
@@ -31,10 +30,14 @@ from graphscale.graph.values import is_source, value_label
 from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
-from graphscale.passes import replace_training_ops, run_passes
+from graphscale.passes import replace_training_ops
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
-from graphscale.pipeline import Model, open_copy, open_copy_with_proto, prepare
+from graphscale.passes.preparation import prepare
+from graphscale.pipeline import Model, open_copy, open_copy_with_proto
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
+from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
+from graphscale.step.training_step import Step
+from graphscale.step.understanding import understand
 from graphscale.targets import get_target
 
 __all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
@@ -66,7 +69,7 @@ class Pair:
     scaled: ir.Model
     reading: ScaledGraph
     policy: LossScale
-    analysis: TrainingGraph
+    analysis: Step
     states: Mapping[str, str | None]
     kept: frozenset[str]
     nodes: Mapping[ir.Node, ir.Node]
@@ -105,7 +108,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
             "step, verify STEP GRADS UPDATE)"
         )
     second, second_name, stamp, policy = open_scaled(scaled)
-    if "loss" not in stamp.names or "window_finite" in stamp.names:
+    if ScaledValue.LOSS not in stamp.names or ScaledValue.WINDOW_FINITE in stamp.names:
         raise VerifyError(
             f"{second_name} is one of the models of an artifact folder, which work on one state; pass both folders: "
             "verify ORIGINAL_FOLDER SCALED_FOLDER"
@@ -123,9 +126,9 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     replace_training_ops(first, get_target(translation.claims.target))
     notes, mixed = list[str](), translation.claims.cast_pass()
     if mixed is not None:
-        run_passes(first, dataclasses.replace(mixed, **vars(hints), target=translation.claims.target))
+        dataclasses.replace(mixed, target=translation.claims.target).rewrite(first, hints)
         notes = [f"the original was put through the same autocast ({mixed.dtype}) before it was compared"]
-    found = analyse(first.graph, hints.stated_by(first))
+    found = understand(first, hints)
     return Pair(
         original=first,
         scaled=second,
@@ -133,7 +136,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         policy=policy,
         analysis=found,
         states=_find_states(found),
-        kept=frozenset(update.input.name or "" for update in found.updates if update.kept),
+        kept=frozenset(update.input.name or "" for update in found.states if update.kept),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
         proved=not translation.graph or lowered is not None,
         small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
@@ -237,8 +240,8 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     return None
 
 
-def _find_states(found: TrainingGraph) -> dict[str, str | None]:
-    states = {update.input.name or "": update.output.name for update in found.updates}
+def _find_states(found: Step) -> dict[str, str | None]:
+    states = {update.input.name or "": update.output.name for update in found.states}
     buffers = [node.inputs[0] for node in found.accumulators]
     buffers += [input_at(node, i) for node in found.graph for i in written_inputs(node)]
     for buffer in buffers:
@@ -268,10 +271,10 @@ class Roles:
     scale: ir.Value
     all_finite: ir.Value | None
     stuck: ir.Value | None
-    scale_states: dict[str, ir.Value]
-    counters: dict[str, ir.Value]
+    scale_states: dict[ScaledValue, ir.Value]
+    counters: dict[ScaledValue, ir.Value]
     ranges: ir.Value | None
-    next_values: dict[str, ir.Value]
+    next_values: dict[ScaledValue, ir.Value]
     following: dict[str, str | None]
     written: frozenset[str]
     reports: frozenset[str]
@@ -286,27 +289,31 @@ def find_roles(pair: Pair) -> Roles:
     """
     graph, names = pair.scaled.graph, pair.stamp.names
     found, outputs = dict(pair.reading.named), {value.name: value for value in graph.outputs}
-    wanted, states = ["loss_scale"], list[str]()
+    wanted, states = [ScaledValue.LOSS_SCALE], list[ScaledValue]()
     if isinstance(pair.policy, DynamicLossScale):
-        states = ["loss_scale", *pair.policy.rule.carried(pair.policy.state)]
-        wanted += [*states, "all_finite", *([] if pair.policy.rule.on_stuck == "hold" else ["stuck"])]
-    elif not pair.proved and "all_finite" not in names and "loss_scale" in names:
+        states = list(pair.policy.rule.carried(pair.policy.state))
+        wanted += [*states, ScaledValue.ALL_FINITE]
+        wanted += [] if pair.policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
+    elif not pair.proved and ScaledValue.ALL_FINITE not in names and ScaledValue.LOSS_SCALE in names:
         # Another tool may have folded the constant.
-        found.setdefault("loss_scale", ir.val(names["loss_scale"], ir.DataType.FLOAT, ()))
+        found.setdefault(ScaledValue.LOSS_SCALE, ir.val(names[ScaledValue.LOSS_SCALE], ir.DataType.FLOAT, ()))
     counters = COUNTERS if any(role in names for role in COUNTERS) else ()
-    measured = [RANGES] if RANGES in pair.stamp.telemetry and pair.stamp.telemetry.get("gradients") else []
-    for role in (*wanted, *counters, *measured, *(role for role in OUTPUTS if role in names)):
+    measured = (
+        [ScaledValue.RANGES]
+        if ScaledValue.RANGES in pair.stamp.telemetry and pair.stamp.telemetry.get("gradients")
+        else []
+    )
+    for role in (*wanted, *counters, *measured, *(role for role in RESULTS if role in names)):
         if role not in names:
-            raise VerifyError(f"the metadata name no value for the {role.replace('_', ' ')}")
+            raise VerifyError(f"the metadata name no value for the {role.words}")
         if role not in found:
-            what = role.replace("_", " ")
-            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {what}")
+            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
     twice = next((role for role, name in names.items() if list(names.values()).count(name) > 1), None)
     if twice is not None:
         raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
-    if found["loss_scale"].dtype is not ir.DataType.FLOAT:
-        raise VerifyError(f"{names['loss_scale']!r}, which the metadata call the loss scale, is no float32")
-    for role in OUTPUTS:
+    if found[ScaledValue.LOSS_SCALE].dtype is not ir.DataType.FLOAT:
+        raise VerifyError(f"{names[ScaledValue.LOSS_SCALE]!r}, which the metadata call the loss scale, is no float32")
+    for role in RESULTS:
         if role in names and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
     carried = {role: found[role] for role in (*states, *COUNTERS, *measured) if role in found}
@@ -318,15 +325,15 @@ def find_roles(pair: Pair) -> Roles:
     # In-place state may also have its next value among the outputs, for the caller.
     shown = {f"{state.name}.next" for state in carried.values()}
     return Roles(
-        scale=found["loss_scale"],
-        all_finite=found.get("all_finite"),
-        stuck=found.get("stuck"),
+        scale=found[ScaledValue.LOSS_SCALE],
+        all_finite=found.get(ScaledValue.ALL_FINITE),
+        stuck=found.get(ScaledValue.STUCK),
         scale_states={role: found[role] for role in states},
         counters={role: found[role] for role in COUNTERS if role in found},
-        ranges=found[RANGES] if measured else None,
+        ranges=found[ScaledValue.RANGES] if measured else None,
         next_values={role: value for role, value in nexts.items() if value is not None},
         following={name: None if name in in_place else output for name, output in fed.items()},
         written=frozenset(in_place),
-        reports=frozenset({names[role] for role in OUTPUTS if role in names} | shown),
+        reports=frozenset({names[role] for role in RESULTS if role in names} | shown),
         scaled_loss=find_scaled_loss(graph, pair.analysis.graph),
     )

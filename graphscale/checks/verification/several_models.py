@@ -24,7 +24,7 @@ from graphscale.errors import AlreadyScaledError, GraphscaleError, VerifyError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
 from graphscale.files.reading import parse_json
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
 from graphscale.lowering.lower_model import is_lowered
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
@@ -33,6 +33,7 @@ from graphscale.ort.artifacts.scale_folder import scale_artifacts
 from graphscale.ort.artifacts.training_scaling import initial_states
 from graphscale.pipeline import Model
 from graphscale.policy.loss_scale import FixedLossScale, LossScale
+from graphscale.policy.names import ScaledValue
 from graphscale.replicas.buckets import LEAST_BYTES
 from graphscale.replicas.splitting import SPLIT_KEY, split, stage_path
 
@@ -194,10 +195,10 @@ def _trained_differences(found: Checkpoint, expected: Checkpoint, stamp: Stamp, 
     bare = [_without_values(checkpoint) for checkpoint in (found, expected)]
     yield from _checkpoint_differences(*bare)
     names = {role: stamp.names[role] for role in initial_states(policy)}
-    held = {role: found.frozen[name] for role, name in names.items() if name in found.frozen}
+    held: dict[str, Any] = {role: found.frozen[name] for role, name in names.items() if name in found.frozen}
     fault = stamp.find_wrong_number(found.frozen)
     yield from state_faults(policy, held) if fault is None else (fault,)
-    for role, numbers in (("window_finite", (-1, 0, 1)), ("stuck", (0, 1))):
+    for role, numbers in ((ScaledValue.WINDOW_FINITE, (-1, 0, 1)), (ScaledValue.STUCK, (0, 1))):
         if role in held and not all(number in numbers for number in held[role].reshape(-1)):
             yield f"{names[role]!r} is {held[role]}, and should be one of {', '.join(map(str, numbers))}"
 

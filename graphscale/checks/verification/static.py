@@ -272,7 +272,7 @@ class _Steps:
 
     def _passes_on(self, state: ir.Value) -> bool:
         """Return whether the original itself passes a state on."""
-        pairs = [(u.input, u.output) for u in self._pair.analysis.updates if u.input.name == state.name]
+        pairs = [(u.input, u.output) for u in self._pair.analysis.states if u.input.name == state.name]
         outcomes = Outcomes(self._pair.analysis.graph, {}, [old for old, _ in pairs])
         return any(outcomes.of(new) is old for old, new in pairs)
 

@@ -28,7 +28,7 @@ from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, 
 from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import read_npz
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.passes import LowerTrainingOps
 from graphscale.pipeline import Model, open_copy
 

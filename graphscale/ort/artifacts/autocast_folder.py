@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.files.writing import check_output_folder, write_folder
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, read_folder, watched_outputs
 from graphscale.ort.artifacts.scale_folder import repair_versions, scale_artifacts, write_artifacts
-from graphscale.passes import Autocast, run_passes
+from graphscale.passes import Autocast
 from graphscale.passes.casting.cast_report import AutocastReport
 from graphscale.passes.casting.settings import make_settings
-from graphscale.pipeline import prepare
+from graphscale.passes.preparation import prepare
 from graphscale.targets import get_training_target
 
 __all__ = ["autocast_artifacts"]
@@ -79,7 +79,7 @@ def autocast_artifacts(
                 unchanged.add(name)
         warnings = [*repair_versions(artifacts, chosen), *prepare(training)]
         mixed.roles = watched_outputs(training, loss)
-        run_passes(training, mixed)
+        mixed.rewrite(training)
     assert mixed.report is not None
     others = dict.fromkeys(artifacts.others())
     if written is not None:

@@ -12,13 +12,13 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.training_graph import analyse
 from graphscale.errors import GradientError, ModelFileError, UnsupportedModelError
 from graphscale.files import model_files
 from graphscale.files.external_data import external_tensors, leaves_folder
 from graphscale.files.limits import current_limits
 from graphscale.files.ort_checkpoint import Array, Checkpoint, is_checkpoint, read_checkpoint
 from graphscale.graph.stamp import refuse_scaled
+from graphscale.step.understanding import understand
 
 __all__ = [
     "ARTIFACTS",
@@ -102,7 +102,7 @@ def holds_artifacts(path: str | os.PathLike[str]) -> bool:
 
 def watched_outputs(model: ir.Model, loss: str | None) -> Answers:
     """Return roles for outputs that look like carried state: the checkpoint of a session has all state."""
-    open_roles = analyse(model.graph, Hints(loss).stated_by(model), asking=False).roles.table().open
+    open_roles = understand(model, Hints(loss), asking=False).roles.table().open
     return Answers(metrics=tuple(entry.name for entry in open_roles))
 
 

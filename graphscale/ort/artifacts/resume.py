@@ -9,12 +9,13 @@ from pathlib import Path
 from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import read_stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
 from graphscale.ort.artifacts.scale_folder import with_states
 from graphscale.ort.artifacts.training_scaling import initial_states
 from graphscale.policy.loss_scale import get
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["ResumedArtifacts", "resume_artifacts"]
 
@@ -81,7 +82,7 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
     return ResumedArtifacts(
         path=written,
         added=tuple(name for name in states if name not in found.frozen),
-        loss_scale=held.get("loss_scale"),
-        good_steps=int(held["good_steps"]) if "good_steps" in held else None,
+        loss_scale=held.get(ScaledValue.LOSS_SCALE),
+        good_steps=int(held[ScaledValue.GOOD_STEPS]) if ScaledValue.GOOD_STEPS in held else None,
         step=groups[0].step if groups else None,
     )

@@ -19,7 +19,7 @@ from graphscale.files.external_data import external_tensors
 from graphscale.files.ort_checkpoint import Checkpoint, write_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import read_stamp
 from graphscale.lowering.flag_window import can_flag
@@ -34,8 +34,9 @@ from graphscale.ort.artifacts.folder import (
 )
 from graphscale.ort.artifacts.optimizer_guard import GuardOptimizer
 from graphscale.ort.artifacts.training_scaling import scale_training_model
-from graphscale.passes import Autocast, run_passes
-from graphscale.pipeline import make_stamp, prepare
+from graphscale.passes import Autocast
+from graphscale.passes.preparation import prepare
+from graphscale.pipeline import make_stamp
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.targets import Target, check_versions, get_training_target
 
@@ -111,7 +112,7 @@ def scale_artifacts(
         mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
         if mixed is not None:
             mixed.roles = watched_outputs(training, loss)
-            run_passes(training, mixed)
+            mixed.rewrite(training)
         states, names, report = scale_training_model(artifacts, policy, chosen, loss, skip_nonfinite)
         # A training session feeds all parameters of the training model to the eval model, by position.
         evaluation.graph.inputs.extend(ir.val(name, ir.DataType.FLOAT, []) for name in states)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.analysis.hints import Hints
 from graphscale.analysis.proof import prove
 from graphscale.analysis.report import STATE_OF_SCALE, Report
 from graphscale.errors import GradientError, InvalidLossScaleError
@@ -28,7 +29,6 @@ from graphscale.passes import (
     CheckFinite,
     GuardUpdates,
     OrderWrites,
-    Rewrite,
     ScaleLoss,
     UnscaleGradients,
     UpdateLossScale,
@@ -38,15 +38,16 @@ from graphscale.passes.guard_in_place import guard_written_input
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import order_writes
-from graphscale.passes.rewrite_proof import prove_rewrite
+from graphscale.passes.step_pass import carry
+from graphscale.passes.step_proof import prove_step
 from graphscale.pipeline import complete_report
-from graphscale.policy.dynamic_rule import LOSS_SCALE, STUCK, DynamicRule
+from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
+from graphscale.policy.names import ScaledValue
+from graphscale.step.training_step import Carried, Step
 from graphscale.targets import Target
 
 __all__ = ["initial_states", "scale_training_model"]
-
-_WINDOW_FINITE = "window_finite"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +59,13 @@ class _Windows:
         states: the state by its role, graph inputs without initializers, float32 scalars; none for a fixed scale.
         all_finite: a scalar bool value, true if all gradients accumulated so far in the window are finite; None for a
             fixed scale.
+        carried: the carried state, written in place.
     """
 
     loss_scale: ir.Value
-    states: dict[str, ir.Value]
+    states: dict[ScaledValue, ir.Value]
     all_finite: ir.Value | None
+    carried: tuple[Carried, ...] = ()
 
 
 def scale_training_model(
@@ -81,34 +84,34 @@ def scale_training_model(
     nodes_before = len(model.graph)
     _describe_gradients(model.graph)
     roles = watched_outputs(model, loss)
-    ScaleLoss(policy, loss=loss, roles=roles, target=target.name, skip_nonfinite=skip_nonfinite)(model)
-    UnscaleGradients()(model)
+    begin = ScaleLoss(policy, target=target.name, skip_nonfinite=skip_nonfinite).begin
+    step = UnscaleGradients().run(begin(model, Hints(loss, roles=roles)))
     statistics = [node for node in model.graph if written_inputs(node)]
     if statistics:
-        CheckFinite()(model)
-    rewrite = Rewrite.detach(model)
-    _check_accumulated(rewrite, checkpoint.trainable, str(artifacts.path / TRAINING_MODEL))
+        step = CheckFinite().run(step)
+    _check_accumulated(step, checkpoint.trainable, str(artifacts.path / TRAINING_MODEL))
     # A training session feeds the parameters of the training model, including the state, to the eval model.
     taken = {*checkpoint.parameters, *ir.convenience.create_value_mapping(artifacts.models[EVAL_MODEL].graph)}
-    windows = _add_windows(rewrite, taken)
-    editor = rewrite.bound.editor
-    if rewrite.all_finite is not None:
-        guard = GuardUpdates.builder(editor)
+    editor = step.editor
+    assert editor is not None
+    windows = _add_windows(step, editor, taken)
+    written = list[Carried | None]()
+    if step.all_finite is not None:
+        guard, finite = GuardUpdates.builder(editor), step.all_finite
         for node in statistics:
-            for i, o in written_inputs(node).items():
-                guard_written_input(rewrite, guard, node, i, o, rewrite.all_finite)
+            written += (guard_written_input(guard, node, i, o, finite) for i, o in written_inputs(node).items())
         model.graph.sort()
-    rewrite.bound.look_for_names()
+    step = dataclasses.replace(step, carried=(*windows.carried, *filter(None, written)))
     order_writes(OrderWrites.builder(editor))
-    scale, loss_value = windows.loss_scale, rewrite.training_graph.loss
-    prove_rewrite(rewrite, scale, scale_nodes(model.graph))
+    scale, loss_value = windows.loss_scale, step.loss
+    prove_step(step, scale, scale_nodes(model.graph))
     if windows.all_finite is not None:
         own, finite = scale_nodes(model.graph), windows.all_finite
-        prove(model.graph, scale, loss_value, checked=rewrite.checked, all_finite=finite, rule_nodes=own)
-    report = complete_report(rewrite, model.graph, nodes_before)
-    names = {role: value.name or "" for role, value in windows.states.items()}
+        prove(model.graph, scale, loss_value, checked=step.checked, all_finite=finite, rule_nodes=own)
+    report = complete_report(step, model.graph, nodes_before)
+    names = {role.value: value.name or "" for role, value in windows.states.items()}
     states = {names[role]: number for role, number in initial_states(policy).items()}
-    return states, {"loss": loss_value.name or "", **names}, report
+    return states, {ScaledValue.LOSS.value: loss_value.name or "", **names}, report
 
 
 def _describe_gradients(graph: ir.Graph) -> None:
@@ -120,15 +123,15 @@ def _describe_gradients(graph: ir.Graph) -> None:
                 gradient.type, gradient.shape = ir.TensorType(dtype_of(gradient)), shape_like(buffer)
 
 
-def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) -> None:
+def _check_accumulated(step: Step, trainable: Collection[str], name: str) -> None:
     """Check that every trainable parameter's gradient is accumulated and scaled, and nothing else is scaled."""
     accumulated: dict[str, ir.Value] = {}
-    for node in rewrite.training_graph.accumulators:
+    for node in step.accumulators:
         buffer, gradient = node.inputs[:2]
         if node.op_type == "InPlaceAccumulatorV2" and buffer is not None and gradient is not None:
             accumulated[buffer.name or ""] = gradient
-    gradients = {gradient.unscaled for gradient in rewrite.gradients}
-    traced = descendants(rewrite.training_graph.graph, gradients)
+    gradients = {quotient.value for quotient in step.quotients}
+    traced = descendants(step.graph, gradients)
     for parameter in trainable:
         if accumulated.get(buffer_of(parameter)) not in traced:
             raise GradientError(
@@ -136,7 +139,7 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
                 "gradient cannot be traced to the loss; make the folder with generate_artifacts"
             )
     reach = ancestors(accumulated.values())
-    for found in rewrite.gradients:
+    for found in step.quotients:
         if not reach.issuperset(found.checked):
             raise GradientError(
                 f"{name} does not accumulate the gradient {found.name!r}: "
@@ -144,7 +147,7 @@ def _check_accumulated(rewrite: Rewrite, trainable: Collection[str], name: str) 
             )
 
 
-def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
+def _add_windows(step: Step, editor: Editor, taken: Collection[str]) -> _Windows:
     """Run the update rule at the beginning of a window, on the state of the last window.
 
     Before: `fc_grad = Div(fc_grad.scaled, current_loss_scale)`
@@ -159,35 +162,34 @@ def _add_windows(rewrite: Rewrite, taken: Collection[str]) -> _Windows:
     in its buffer to the window's end, so that the optimizer model, which reads the buffers, skips the window.
 
     Args:
-        rewrite: the rewrite, with the bound loss scale and unscaled gradients.
+        step: the step, with a loss scale and unscaled gradients.
+        editor: the editor of its graph.
         taken: the names in the eval model and the checkpoint, which the state must not get.
     """
-    bound = rewrite.bound
-    policy, editor = bound.policy, bound.editor
+    bound, policy = step.scale, step.scale.policy
     if not isinstance(policy, DynamicLossScale):
-        return _Windows(bound(), {}, None)
+        return _Windows(bound.value, {}, None)
     if policy.rule.on_stuck == "accept":
         raise InvalidLossScaleError(
             'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '
             'alone; choose "hold", "flag", "stop" or "reset"'
         )
-    bound.look_for_names()
-    reads, states = uses_of(bound.loss_scale), dict(bound.states)
+    reads, states = uses_of(bound.value), dict(bound.states)
     for role, number in initial_states(policy).items():
         if role not in states:
-            states[role] = editor.state(role, np.asarray(number, dtype=np.float32))
+            states[role] = editor.state(role.wanted, np.asarray(number, dtype=np.float32))
     for state in states.values():
         _make_plain(editor, state, taken)
     build = UpdateLossScale.builder(editor, shape=())
-    scale = _begin(build, rewrite, policy.rule, states)
-    replace_reads(bound.loss_scale, scale, reads)
-    gradients = [_accumulated(rewrite, node) for node in rewrite.training_graph.accumulators]
+    scale, carried = _begin(build, step, policy.rule, states)
+    replace_reads(bound.value, scale, reads)
+    gradients = [_accumulated(editor, node) for node in step.accumulators]
     decision = all_finite(CheckFinite.builder(editor), gradients, bound.target)
-    finite = states[_WINDOW_FINITE]
+    finite = states[ScaledValue.WINDOW_FINITE]
     following = editor.builder("accumulation-window").cast(decision, ir.DataType.FLOAT, name=f"{finite.name}.next")
-    rewrite.carry(build, finite, following, STATE_OF_SCALE, in_place=True, guarded=False)
+    carried.append(carry(build, finite, following, STATE_OF_SCALE, in_place=True, guarded=False))
     editor.graph.sort()
-    return _Windows(scale, states, decision)
+    return _Windows(scale, states, decision, tuple(carried))
 
 
 def _make_plain(editor: Editor, state: ir.Value, taken: Collection[str]) -> None:
@@ -201,17 +203,19 @@ def _make_plain(editor: Editor, state: ir.Value, taken: Collection[str]) -> None
         editor.renamed.append((wanted, state.name))
 
 
-def initial_states(policy: LossScale | None) -> dict[str, float]:
+def initial_states(policy: LossScale | None) -> dict[ScaledValue, float]:
     """Return the states of a loss scale and its window at the beginning, by their role; none for a fixed scale."""
     if not isinstance(policy, DynamicLossScale):
         return {}
-    states = policy.rule.carried(policy.state) | {_WINDOW_FINITE: -1.0}
-    return states if policy.rule.on_stuck == "hold" else states | {STUCK: 0.0}
+    further = [ScaledValue.WINDOW_FINITE, *([] if policy.rule.on_stuck == "hold" else [ScaledValue.STUCK])]
+    return policy.rule.carried(policy.state) | {role: float(role.default) for role in further}
 
 
-def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[str, ir.Value]) -> ir.Value:
-    """Run the update rule at the beginning of a window after another; return the scale of the window."""
-    bound, editor, finite = rewrite.bound, rewrite.bound.editor, states[_WINDOW_FINITE]
+def _begin(
+    build: Builder, step: Step, rule: DynamicRule, states: Mapping[ScaledValue, ir.Value]
+) -> tuple[ir.Value, list[Carried]]:
+    """Run the update rule at the beginning of a window after another; return the scale of the window, and its state."""
+    editor, finite = build.editor, states[ScaledValue.WINDOW_FINITE]
     resets = next(value for value in editor.graph.inputs if value.name == LAZY_RESET_GRAD)
     shape = editor.constant("graphscale/scalar_shape", np.asarray([], dtype=np.int64))
     zero = editor.constant("graphscale/no_window", np.asarray(0, dtype=np.float32))
@@ -221,20 +225,22 @@ def _begin(build: Builder, rewrite: Rewrite, rule: DynamicRule, states: Mapping[
     later = build.op("Not", [first], name="not_first_window", dtype=flag)
     updates = build.op("And", [begins, later], name="updates_loss_scale", dtype=flag)
     was_finite = build.op("Greater", [finite, zero], name="last_window_finite", dtype=flag)
-    updated = add_update_rule(build, bound.model, rule, bound.states, was_finite, in_place=True)
+    updated = add_update_rule(build, step.model, rule, step.scale.states, was_finite, in_place=True)
     following = dict(updated.next)
     if updated.stuck is not None:
-        following[STUCK] = build.cast(updated.stuck, real, name="stuck.number")
+        following[ScaledValue.STUCK] = build.cast(updated.stuck, real, name="stuck.number")
     window = {
         role: build.op("Where", [updates, value, states[role]], name=f"window_{role}", dtype=real)
         for role, value in following.items()
     }
-    for role, value in window.items():
-        rewrite.carry(build, states[role], value, STATE_OF_SCALE, in_place=True, guarded=False)
-    return window[LOSS_SCALE]
+    carried = [
+        carry(build, states[role], value, STATE_OF_SCALE, in_place=True, guarded=False)
+        for role, value in window.items()
+    ]
+    return window[ScaledValue.LOSS_SCALE], carried
 
 
-def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:
+def _accumulated(editor: Editor, node: ir.Node) -> ir.Value:
     """Return the accumulator's second output: its buffer with the gradient added."""
     buffer = node.inputs[0]
     assert buffer is not None
@@ -242,7 +248,7 @@ def _accumulated(rewrite: Rewrite, node: ir.Node) -> ir.Value:
         node.resize_outputs(2)
     value = node.outputs[1]
     if not value.name:
-        value.name = rewrite.bound.editor.unique(f"{buffer.name}.sum")
+        value.name = editor.unique(f"{buffer.name}.sum")
         value.type = ir.TensorType(dtype_of(buffer))
         value.shape = shape_like(buffer)
     return value

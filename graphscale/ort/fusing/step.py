@@ -15,7 +15,7 @@ from graphscale.files.model_files import ModelResult
 from graphscale.files.ort_checkpoint import Array, Checkpoint
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.builder import Editor
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.graph.values import uses_of
 from graphscale.operators import MICROSOFT, written_inputs
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD, OPTIMIZER_MODEL, TRAINING_MODEL, buffer_of, read_folder

@@ -25,7 +25,7 @@ from graphscale.files.ort_checkpoint import (
 from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
 from graphscale.files.writing import MARK_KEY
-from graphscale.graph.diagnosis import name_damage
+from graphscale.graph.damage import name_damage
 from graphscale.ort.artifacts.folder import fits_shape
 from graphscale.ort.fusing.step import MOMENTS, STEP, set_value
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.values import node_name, op_name, uses_of
 from graphscale.passes.casting.precision_plan import PrecisionPlan
 from graphscale.passes.casting.region import OPTIMIZER
 from graphscale.process.summary import Row, Summary, few
+from graphscale.step.training_step import Step
 
 __all__ = ["AutocastReport", "OpReport", "make_cast_report"]
 
@@ -80,14 +80,14 @@ class AutocastReport(Summary):
         return dataclasses.asdict(self)
 
 
-def make_cast_report(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.DataType, emulate: bool) -> AutocastReport:
+def make_cast_report(step: Step, plan: PrecisionPlan, dtype: ir.DataType, emulate: bool) -> AutocastReport:
     """Report a plan before its execution; casts are counted later."""
     kept = defaultdict[str, Counter[str]](Counter)
-    step = [node for node in plan.operators if plan.reasons.get(node) != OPTIMIZER]
-    for node in step:
+    nodes = [node for node in plan.operators if plan.reasons.get(node) != OPTIMIZER]
+    for node in nodes:
         if node not in plan.low:
             kept[op_name(node)][plan.reasons[node]] += 1
-    low = Counter([op_name(node) for node in step if node in plan.low])
+    low = Counter([op_name(node) for node in nodes if node in plan.low])
     ops = (OpReport(op, low[op], kept[op].total(), dict(kept[op])) for op in {*low, *kept})
     before, after = _activation_bytes(plan)
     constants = {plan.reasons[node] for node in plan.operators if node not in plan.low}
@@ -96,23 +96,23 @@ def make_cast_report(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.Dat
         emulate=emulate,
         ops=tuple(sorted(ops, key=lambda report: (-report.low - report.kept, report.op))),
         low_nodes=len(plan.low),
-        kept_nodes=len(step) - len(plan.low),
-        optimizer_nodes=len(plan.operators) - len(step),
+        kept_nodes=len(nodes) - len(plan.low),
+        optimizer_nodes=len(plan.operators) - len(nodes),
         casts=0,
         constants=tuple(sorted(reason for reason in constants if reason.startswith("the constant "))),
         activation_bytes_before=before,
         activation_bytes_after=after,
-        warnings=tuple(_warnings(training, plan, dtype)),
+        warnings=tuple(_warnings(step, plan, dtype)),
     )
 
 
-def _warnings(training: TrainingGraph, plan: PrecisionPlan, dtype: ir.DataType) -> list[str]:
+def _warnings(step: Step, plan: PrecisionPlan, dtype: ir.DataType) -> list[str]:
     warnings = []
     if not plan.low:
         warnings.append("no node runs in the small type: no allowed operator computes on float32 numbers")
     small = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
     values = {value for value, dtype in plan.typed.items() if dtype in small}
-    already = [node for node in training.graph if not values.isdisjoint(node.outputs)] if values else []
+    already = [node for node in step.graph if not values.isdisjoint(node.outputs)] if values else []
     if already:
         warnings.append(
             f"{len(already)} nodes compute in a small type already, {node_name(already[0])!r} the first; "

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.errors import AutocastError, suggest
 from graphscale.graph.values import main_node, subgraphs
 from graphscale.operators import Colour
@@ -19,6 +18,7 @@ from graphscale.passes.casting.precision_plan import PrecisionPlan
 from graphscale.passes.casting.region import LOSS, SEED, pin_nodes
 from graphscale.passes.casting.schema import find_refusal
 from graphscale.passes.casting.settings import Settings
+from graphscale.step.training_step import Step
 
 __all__ = ["deny_nodes", "propagate_denial"]
 
@@ -28,17 +28,17 @@ _LOOKED_AT = frozenset({"Clip", "LayerNormalization", "Mul", "Pad", "ReduceL1", 
 
 
 def deny_nodes(
-    plan: PrecisionPlan, training: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
+    plan: PrecisionPlan, step: Step, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str]
 ) -> None:
     """Record the reason for each node that must stay float32; the arguments are those of `plan_precision`.
 
     Raises:
         AutocastError: a node to keep does not exist.
     """
-    _check_kept(settings, training.graph)
-    owners, kept, untyped, opsets = training.owners, settings.keep, plan.untyped, training.graph.opset_imports
+    _check_kept(settings, step.graph)
+    owners, kept, untyped, opsets = step.owners, settings.keep, plan.untyped, step.graph.opset_imports
     moving = plan.nodes_on(Colour.CLEAR)
-    pinned = pin_nodes(training, plan.forward, plan.nodes_on(Colour.ALLOW), moving)
+    pinned = pin_nodes(step, plan.forward, plan.nodes_on(Colour.ALLOW), moving)
     unfit = find_misfits(plan, moving, dtype)
 
     def reason_of(node: ir.Node, domain: str, op_type: str) -> str | None:

@@ -11,25 +11,23 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.walks import producers_of
 from graphscale.operators import Colour
 from graphscale.passes.casting.denial import deny_nodes, propagate_denial
 from graphscale.passes.casting.precision_plan import PrecisionPlan, begin_plan
 from graphscale.passes.casting.settings import Settings
+from graphscale.step.training_step import Step
 
 __all__ = ["plan_precision", "save_casts", "takes_cast"]
 
 _ROUNDS = 8  # rounds of changing sides
 
 
-def plan_precision(
-    training: TrainingGraph, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()
-) -> PrecisionPlan:
+def plan_precision(step: Step, settings: Settings, dtype: ir.DataType, wide_ops: Collection[str] = ()) -> PrecisionPlan:
     """Choose the nodes that run in a small type.
 
     Args:
-        training: the analysis of the graph.
+        step: the step, before any cast.
         settings: the lists.
         dtype: the small type.
         wide_ops: operators that the runtime cannot load in the small type.
@@ -37,8 +35,8 @@ def plan_precision(
     Raises:
         AutocastError: a node to keep does not exist.
     """
-    plan = begin_plan(training, settings)
-    deny_nodes(plan, training, settings, dtype, wide_ops)
+    plan = begin_plan(step, settings)
+    deny_nodes(plan, step, settings, dtype, wide_ops)
     propagate_denial(plan)
     _take_between(plan)
     save_casts(plan)

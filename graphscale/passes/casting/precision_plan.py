@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import constant_tensor, operands_of
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import OPERATORS, CastRule, Colour, Kind
 from graphscale.passes.casting.settings import Settings
+from graphscale.step.training_step import Step
 
 __all__ = ["PrecisionPlan", "Sides", "Slots", "begin_plan", "takes_any_type"]
 
@@ -88,9 +88,9 @@ def _sides(node: ir.Node, rule: CastRule, floats: set[ir.Value]) -> Sides:
     return Sides(operands, tuple([node.outputs[i] for i in outputs]), (tuple(inputs), tuple(outputs)), wide)
 
 
-def begin_plan(training: TrainingGraph, settings: Settings) -> PrecisionPlan:
+def begin_plan(step: Step, settings: Settings) -> PrecisionPlan:
     """Return a plan without chosen nodes."""
-    everything = list(training.graph.all_nodes()) if training.owners else list(training.nodes)
+    everything = list(step.graph.all_nodes()) if step.owners else list(step.nodes)
     typed = dtypes_of(everything)
     read: set[ir.Value | None] = set()
     for node in everything:
@@ -106,7 +106,7 @@ def begin_plan(training: TrainingGraph, settings: Settings) -> PrecisionPlan:
     constants = {value: tensor for value, tensor in tensors if tensor is not None}
     untyped = {value for value in given if value.dtype is None and value.const_value is None}
     sides = {node: _sides(node, rule, floats) for node, rule in rules.items()}
-    return PrecisionPlan(operators, rules, floats, constants, typed, untyped, nodes_above(training.loss), sides)
+    return PrecisionPlan(operators, rules, floats, constants, typed, untyped, nodes_above(step.loss), sides)
 
 
 def takes_any_type(node: ir.Node) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.training_graph import TrainingGraph
 from graphscale.graph.values import inner_nodes, is_scalar
 from graphscale.graph.walks import nodes_above, source_of
+from graphscale.step.training_step import Step
 
 __all__ = ["LOSS", "OPTIMIZER", "SEED", "pin_nodes"]
 
@@ -19,68 +19,68 @@ SEED = "the seed of the backward pass stays float32"
 
 
 def pin_nodes(
-    training: TrainingGraph, forward: set[ir.Node], on_allow_list: set[ir.Node], on_clear_list: set[ir.Node]
+    step: Step, forward: set[ir.Node], on_allow_list: set[ir.Node], on_clear_list: set[ir.Node]
 ) -> dict[ir.Node, str]:
     """Find the nodes of the main graph that stay float32 regardless of lists, with the reason.
 
     Args:
-        training: the analysis of the graph.
+        step: the step, before any cast.
         forward: the nodes that the loss depends on.
         on_allow_list: the nodes on the allow list.
         on_clear_list: the nodes on the clear list; they may move the numbers of the seed in a small type.
     """
     # Clear nodes may have moved the computed loss.
-    moved = source_of(training.loss, lambda node: node.inputs[0] if node in on_clear_list and node.inputs else None)
-    allowed = set(_contractions(training, on_allow_list)) - {moved.producer()}
-    nodes = training.nodes
-    backward = nodes_above(*training.gradients)
+    moved = source_of(step.loss, lambda node: node.inputs[0] if node in on_clear_list and node.inputs else None)
+    allowed = set(_contractions(step, on_allow_list)) - {moved.producer()}
+    nodes = step.nodes
+    backward = nodes_above(*step.gradients)
     reasons = {node: OPTIMIZER for node in nodes if node not in forward and node not in backward}
-    reasons |= dict.fromkeys(_head(training, [node for node in nodes if node in forward], allowed), LOSS)
-    reasons |= {node: SEED for node in _seed(training, allowed) if node not in forward and node not in on_clear_list}
+    reasons |= dict.fromkeys(_head(step, [node for node in nodes if node in forward], allowed), LOSS)
+    reasons |= {node: SEED for node in _seed(step, allowed) if node not in forward and node not in on_clear_list}
     return reasons
 
 
-def _contractions(training: TrainingGraph, on_allow_list: set[ir.Node]) -> Iterator[ir.Node]:
+def _contractions(step: Step, on_allow_list: set[ir.Node]) -> Iterator[ir.Node]:
     """Yield the allowed nodes of the main graph, by their bodies if they have some, without sums to scalars."""
-    for node in training.nodes:
+    for node in step.nodes:
         if node in on_allow_list:
             if not any(is_scalar(value) for value in node.outputs):
                 yield node
-        elif training.owners and any(inner in on_allow_list for inner in inner_nodes(node)):
+        elif step.owners and any(inner in on_allow_list for inner in inner_nodes(node)):
             yield node
 
 
-def _head(training: TrainingGraph, forward: Sequence[ir.Node], allowed: set[ir.Node]) -> Iterator[ir.Node]:
+def _head(step: Step, forward: Sequence[ir.Node], allowed: set[ir.Node]) -> Iterator[ir.Node]:
     """Yield the nodes of the forward pass behind its last allowed ones."""
     leading: set[ir.Node] = set()
     leads_on: set[ir.Value] = set()
     for node in reversed(forward):
         if node in allowed or not leads_on.isdisjoint(node.outputs):
             leading.add(node)
-            leads_on.update(training.reads[node])
+            leads_on.update(step.reads[node])
     depends: set[ir.Value] = set()
     for node in forward:
         if node in allowed:
             depends.update(node.outputs)
-        elif not depends.isdisjoint(training.reads[node]):
+        elif not depends.isdisjoint(step.reads[node]):
             depends.update(node.outputs)
             if node not in leading:
                 yield node
 
 
-def _seed(training: TrainingGraph, allowed: set[ir.Node]) -> Iterator[ir.Node]:
+def _seed(step: Step, allowed: set[ir.Node]) -> Iterator[ir.Node]:
     """Yield the nodes between the places where a loss scale enters and the first allowed ones.
 
     A sum of the seed and an allowed node's result, by a residual connection, is no seed.
     """
-    seed: set[ir.Value | None] = {place.value for place in training.places if place.edge is None}
-    edges = {place.edge.node for place in training.places if place.edge is not None}
-    for place in training.places:
+    seed: set[ir.Value | None] = {place.value for place in step.places if place.edge is None}
+    edges = {place.edge.node for place in step.places if place.edge is not None}
+    for place in step.places:
         producer = place.value.producer()
         if place.edge is None and producer is not None:
             yield producer
     beyond: set[ir.Value | None] = set()
-    for node in training.nodes:
+    for node in step.nodes:
         reads_seed = node in edges or not seed.isdisjoint(node.inputs)
         if (reads_seed and node in allowed) or not beyond.isdisjoint(node.inputs):
             beyond.update(node.outputs)

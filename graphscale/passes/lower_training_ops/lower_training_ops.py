@@ -5,25 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor
-from graphscale.graph.marks import PASS_KEY
+from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.stamp import ROLES_KEY
 from graphscale.graph.types import complete_results, complete_types
 from graphscale.graph.values import node_name, op_name
 from graphscale.operators import MICROSOFT
-from graphscale.passes.graph_pass import GraphPass, run_passes
+from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.lower_training_ops import FORMULAS
 from graphscale.passes.lower_training_ops.without_form import WITHOUT_FORM
 from graphscale.passes.lower_training_ops.writer import Writer
 from graphscale.passes.lower_training_ops.written_states import expose_states, find_flags, stated_roles
-from graphscale.targets import STOCK_OPERATORS, Target
+from graphscale.targets import needs_training_build
 
-__all__ = ["LowerTrainingOps", "replace_training_ops"]
+__all__ = ["LowerTrainingOps"]
 
 
 @dataclasses.dataclass
@@ -41,7 +40,7 @@ class LowerTrainingOps(GraphPass):
         exposed: `{output: input}` of the states that these nodes wrote in place. The model states these pairs as roles.
     """
 
-    name = "lower-training-ops"
+    name = LOWER_TRAINING_OPS
     sign = "↧"
     optional = True
 
@@ -51,10 +50,10 @@ class LowerTrainingOps(GraphPass):
     @staticmethod
     def applies(model: ir.Model) -> bool:
         """Return whether a model has such operators."""
-        return any(_needs_training(node) for node in model.graph.all_nodes())
+        return any(needs_training_build(node) for node in model.graph.all_nodes())
 
     def call(self, model: ir.Model) -> PassResult:
-        nodes = [node for node in model.graph.all_nodes() if _needs_training(node)]
+        nodes = [node for node in model.graph.all_nodes() if needs_training_build(node)]
         for node in nodes:
             operator = (node.domain, node.op_type)
             if operator not in FORMULAS:
@@ -121,26 +120,3 @@ class LowerTrainingOps(GraphPass):
         return (
             is_own and maker is not None and maker.graph is node.graph and not (value.is_graph_output() or value.uses())
         )
-
-
-def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
-    """Replace the operators of ONNX Runtime's training builds, if the target is no such build.
-
-    Returns:
-        `{operator: nodes}`, the replaced nodes.
-
-    Raises:
-        UnsupportedModelError: an operator has no standard form.
-    """
-    lowering = LowerTrainingOps()
-    if not target.in_place and lowering.applies(model):
-        run_passes(model, lowering)
-    return lowering.counts
-
-
-def _needs_training(node: ir.Node) -> bool:
-    """Return whether stock ONNX Runtime lacks a node's operator: it has a formula, or no stock kernel."""
-    if (node.domain, node.op_type) in FORMULAS:
-        return True
-    is_undefined = node.domain == MICROSOFT or (not node.domain and not onnx.defs.has(node.op_type))
-    return is_undefined and (node.domain, node.op_type) not in STOCK_OPERATORS

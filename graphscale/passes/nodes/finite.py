@@ -13,6 +13,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.passes.nodes.row_widths import row_widths
+from graphscale.policy.names import ScaledValue
 from graphscale.targets import Target
 
 __all__ = ["all_finite"]
@@ -29,7 +30,7 @@ def all_finite(build: Builder, gradients: Sequence[ir.Value], target: Target) ->
     build = dataclasses.replace(build, shape=())
     if not gradients:
         truth = ir.tensor(np.asarray(True))
-        return build.op("Constant", [], name="all_finite", dtype=ir.DataType.BOOL, value=truth)
+        return build.op("Constant", [], name=ScaledValue.ALL_FINITE.wanted, dtype=ir.DataType.BOOL, value=truth)
     return (
         _by_kernel(build, gradients) if target.is_all_finite else _by_standard_ops(build, gradients, cuda=target.cuda)
     )
@@ -64,7 +65,7 @@ def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value], *, cuda: boo
     else:
         total = build.op("Sum", probes, name="probes", dtype=ir.DataType.FLOAT)
     nonfinite = build.op("IsNaN", [total], name="any_nonfinite", dtype=ir.DataType.BOOL)
-    return build.op("Not", [nonfinite], name="all_finite", dtype=ir.DataType.BOOL)
+    return build.op("Not", [nonfinite], name=ScaledValue.ALL_FINITE.wanted, dtype=ir.DataType.BOOL)
 
 
 def _size(value: ir.Value) -> int:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.passes.nodes.flat_values import flatten
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["ROWS", "add_ranges", "read_zeros"]
 
@@ -37,7 +38,7 @@ def add_ranges(
         over all gradients together.
     """
     shape = [len(ROWS), len(gradients) + 1]
-    state = build.editor.state("gradient_ranges", np.zeros(shape, dtype=np.float32))
+    state = build.editor.state(ScaledValue.RANGES.wanted, np.zeros(shape, dtype=np.float32))
     build = dataclasses.replace(build, prefix="ranges", shape=())
     count = build.op("Sub", [build.cast(number, _INDEX), _constant(build, 1)], dtype=_INDEX)
     rest = build.op("Mod", [count, _constant(build, every)], dtype=_INDEX)
@@ -53,7 +54,9 @@ def add_ranges(
 def read_zeros(build: Builder, ranges: ir.Value, count: int) -> ir.Value:
     """Add the share of zeros over all `count` gradients, a float32 scalar, from the ranges."""
     zeros = build.op("Gather", [ranges, _constant(build, ROWS.index("zeros"))], dtype=_REAL, shape=[count + 1], axis=0)
-    return build.op("Gather", [zeros, _constant(build, count)], name="zero_fraction", dtype=_REAL, shape=(), axis=0)
+    return build.op(
+        "Gather", [zeros, _constant(build, count)], name=ScaledValue.ZERO_FRACTION.wanted, dtype=_REAL, shape=(), axis=0
+    )
 
 
 def _constant(build: Builder, number: int) -> ir.Value:

@@ -11,12 +11,14 @@ import onnx_ir as ir
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.types import dtype_of
 from graphscale.passes.nodes.flat_values import flatten
+from graphscale.policy.names import ScaledValue
 from graphscale.targets import Target
 
 __all__ = ["find_offender", "zero_fraction"]
 
 _FLAG, _REAL, _INDEX = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 _NAN, _INF = 1, 2  # the causes; 0 is none
+_FOUND = (ScaledValue.CAUSE, ScaledValue.OFFENDER)
 
 
 def zero_fraction(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
@@ -35,7 +37,7 @@ def zero_fraction(build: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
         total = build.op("Sum", [nonzero, *zeros])
     share = build.op("Div", [nonzero, total])
     one = build.editor.constant("graphscale/telemetry.one", np.asarray(1, dtype=np.float32))
-    return build.op("Sub", [one, share], name="zero_fraction")
+    return build.op("Sub", [one, share], name=ScaledValue.ZERO_FRACTION.wanted)
 
 
 def _known_total(editor: Editor, gradients: Sequence[ir.Value]) -> ir.Value | None:
@@ -74,7 +76,7 @@ def find_offender(
         return _on_device(build, gradients, all_finite)
     finite = dataclasses.replace(build, prefix="finite").within(f"{build.mark}.finite")
     offender = dataclasses.replace(build, prefix="offender", dtype=_REAL, shape=()).within(f"{build.mark}.offender")
-    names = ("skip_cause", "first_offender", "first_activation")[: 3 if activations else 2]
+    names = [role.wanted for role in (*_FOUND, ScaledValue.ACTIVATION)[: 3 if activations else 2]]
     found = _search(offender, gradients)
     found += (_first_bad(offender, activations),) if activations else ()
     branches = {
@@ -88,9 +90,10 @@ def _on_device(build: Builder, gradients: Sequence[ir.Value], all_finite: ir.Val
     build = dataclasses.replace(build, prefix="telemetry", dtype=_REAL, shape=())
     values = _search(build, gradients)
     results = []
-    for name, value, nothing in zip(("skip_cause", "first_offender"), values, (0, -1), strict=True):
-        constant = build.editor.constant(f"graphscale/telemetry.no_{name}", np.asarray(nothing, dtype=np.int64))
-        results.append(build.op("Where", [all_finite, constant, value], name=name, dtype=_INDEX))
+    for role, value in zip(_FOUND, values, strict=True):
+        nothing = np.asarray(role.default, dtype=np.int64)
+        constant = build.editor.constant(f"graphscale/telemetry.no_{role.wanted}", nothing)
+        results.append(build.op("Where", [all_finite, constant, value], name=role.wanted, dtype=_INDEX))
     return tuple(results)
 
 

@@ -1,102 +1,92 @@
-"""A loss scale as values of a graph: its state, and the update rule that writes the next state."""
+"""A loss scale in a graph: its state, the update rule that writes the next state, and the decision about a step."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.builder import Builder, Editor
-from graphscale.passes.nodes.update_rule import UpdatedScale, add_update_rule
+from graphscale.graph.types import dtype_of
+from graphscale.graph.values import constant_tensor
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait
+from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import write_in_place
-from graphscale.policy.dynamic_rule import GOOD_STEPS, LOSS_SCALE, STUCK
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
-from graphscale.targets import get_target
+from graphscale.policy.names import ScaledValue
+from graphscale.step.scale_values import Scale
+from graphscale.targets import Target
 
-__all__ = ["GraphScale"]
+__all__ = ["add_decision", "add_rule", "add_scale", "refuse_infinite_seed"]
 
 
-class GraphScale:
-    """A loss scale with its state in a graph.
+def add_scale(editor: Editor, policy: LossScale, target: Target) -> Scale:
+    """Add a loss scale to a graph, with the present state of its policy.
+
+    The scale is a scalar float32 initializer, and so is a dynamic one's state, which is also a graph input: counts are
+    int64, float32 where the target writes them in place.
+    """
+    if isinstance(policy, FixedLossScale):
+        array = np.asarray(policy(), dtype=np.float32)
+        return Scale(policy, target, editor.constant(ScaledValue.LOSS_SCALE.wanted, array))
+    if not isinstance(policy, DynamicLossScale):
+        raise TypeError(f"only FixedLossScale and DynamicLossScale have a graph mode; got {policy!r}")
+    states = {
+        role: editor.state(role.wanted, np.asarray(number, dtype=role.dtype(in_place=target.in_place)))
+        for role, number in policy.rule.carried(policy.state).items()
+    }
+    return Scale(policy, target, states[ScaledValue.LOSS_SCALE], states)
+
+
+def add_rule(build: Builder, model: ir.Model | None, scale: Scale, finite: ir.Value) -> tuple[Scale, ir.Node]:
+    """Add the update rule of a dynamic scale, and write the new state to graph outputs, or in place.
 
     Args:
-        policy: a `FixedLossScale` or a `DynamicLossScale`; its current state becomes the initial state.
-        graph: the main graph, or a model: then the update rule is a model-local function, called by one node, if the
-            model's IR version has functions. In a bare graph, the rule is written as nodes.
-        target: the runtime that executes the graph.
+        build: the builder of the nodes.
+        model: the model, which gets the rule as a function where it has functions; None for a bare graph.
+        scale: the scale.
+        finite: the result of the finite check, a scalar bool value.
 
-    Attributes:
-        loss_scale: the scale: a scalar float32 initializer, for a dynamic scale also a graph input.
-        states: all state by its role, including `loss_scale`; counts are int64, float32 where the target writes them in
-            place. Empty for a fixed loss scale.
-        updated: after `write`, the results of the update rule.
-        alone: True if no other code adds nodes to the graph meanwhile, so that its names are known.
+    Returns:
+        the scale with its next state, and the node of the new state.
     """
+    assert isinstance(scale.policy, DynamicLossScale)
+    in_place = scale.target.in_place
+    updated = add_update_rule(build, model, scale.policy.rule, scale.states, finite, in_place=in_place)
+    for role, value in updated.next.items():
+        build.editor.output(value, f"{scale.states[role].name}.next")
+    if updated.stuck is not None:
+        build.editor.output(updated.stuck, ScaledValue.STUCK.wanted)
+    node = updated.node
+    if in_place:
+        node, *_ = [write_in_place(build, scale.states[role], value) for role, value in updated.next.items()]
+    return dataclasses.replace(scale, next=updated.next, stuck=updated.stuck), node
 
-    def __init__(self, policy: LossScale, graph: ir.Graph | ir.Model, target: str = "onnx") -> None:
-        if not isinstance(policy, FixedLossScale | DynamicLossScale):
-            raise TypeError(f"only FixedLossScale and DynamicLossScale have a graph mode; got {policy!r}")
-        self.policy = policy
-        self.target = get_target(target)
-        self.model = graph if isinstance(graph, ir.Model) else None
-        self.editor = Editor(graph.graph if isinstance(graph, ir.Model) else graph)
-        self.updated: UpdatedScale | None = None
-        self.alone = False
-        self.states: dict[str, ir.Value] = {}
-        if isinstance(policy, FixedLossScale):
-            self.loss_scale = self.editor.constant("current_loss_scale", np.asarray(policy(), dtype=np.float32))
-            return
-        count = np.float32 if self.target.in_place else np.int64
-        for role, value in policy.rule.carried(policy.state).items():
-            name, dtype = ("current_loss_scale", np.float32) if role == LOSS_SCALE else (role, count)
-            self.states[role] = self.editor.state(name, np.asarray(value, dtype=dtype))
-        self.loss_scale = self.states[LOSS_SCALE]
 
-    @property
-    def good_steps(self) -> ir.Value | None:
-        """The count of good steps, a scalar initializer and graph input; None for a fixed loss scale."""
-        return self.states.get(GOOD_STEPS)
+def add_decision(build: Builder, scale: Scale, finite: ir.Value) -> ir.Value:
+    """Return the scalar bool value that decides, after `add_rule`, whether the step is applied: for finite gradients.
 
-    @property
-    def next_state(self) -> dict[ir.Value, ir.Value]:
-        """The next value of each state value, after `write`."""
-        return {} if self.updated is None else {self.states[role]: value for role, value in self.updated.next.items()}
+    A step is also applied where the scale is stuck and the policy accepts the step.
+    """
+    policy = scale.policy
+    if scale.stuck is None or not isinstance(policy, DynamicLossScale) or policy.rule.on_stuck != "accept":
+        return finite
+    return build.op("Or", [finite, scale.stuck], name="applies", like=finite)
 
-    def __call__(self) -> ir.Value:
-        """Return the current loss scale, a scalar float32 value of the graph."""
-        return self.loss_scale
 
-    def write(self, build: Builder, finite: ir.Value) -> ir.Node:
-        """Add the update rule, and write the new state to graph outputs, or in place. Return the node of the new state.
-
-        Args:
-            build: the builder of the nodes.
-            finite: the result of the finite check, a scalar bool value.
-        """
-        assert isinstance(self.policy, DynamicLossScale)
-        in_place = self.target.in_place
-        self.updated = updated = add_update_rule(
-            build, self.model, self.policy.rule, self.states, finite, in_place=in_place
+def refuse_infinite_seed(value: ir.Value, policy: LossScale) -> None:
+    """Refuse a fixed scale whose product with a constant seed is infinite in the seed's type."""
+    seed = constant_tensor(source_by_trait(value, Trait.VIEW | Trait.REPEAT))
+    if seed is None or seed.size == 0 or not isinstance(policy, FixedLossScale):
+        return
+    limit = float(ml_dtypes.finfo(dtype_of(value).numpy()).max)  # type: ignore[no-untyped-call]
+    size = float(np.abs(seed.numpy()).max())
+    if size * policy() > limit:
+        raise InvalidLossScaleError(
+            f"the constant seed {value.name!r} times the fixed loss scale {policy():g} is infinite in "
+            f'{dtype_of(value).name}, so that no gradient is finite; pass at most {limit / size:g}, or "dynamic"'
         )
-        for state, value in self.next_state.items():
-            self.editor.output(value, f"{state.name}.next")
-        if updated.stuck is not None:
-            self.editor.output(updated.stuck, STUCK)
-        if not in_place:
-            return updated.node
-        writes = [write_in_place(build, state, value) for state, value in self.next_state.items()]
-        return writes[0]
-
-    def applies(self, build: Builder, finite: ir.Value) -> ir.Value:
-        """Return the scalar bool value that decides, after `write`, whether the step is applied: for finite gradients.
-
-        A step is also applied where the scale is stuck and the policy accepts the step.
-        """
-        stuck = None if self.updated is None else self.updated.stuck
-        if stuck is None or not isinstance(self.policy, DynamicLossScale) or self.policy.rule.on_stuck != "accept":
-            return finite
-        return build.op("Or", [finite, stuck], name="applies", like=finite)
-
-    def look_for_names(self) -> None:
-        """Reserve names that other code may have added to the graph since."""
-        if not self.alone:
-            self.editor.refresh()

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from graphscale.graph.types import dtype_of
 from graphscale.operators import OPERATORS
-from graphscale.policy.dynamic_rule import BAD_STEPS, GOOD_STEPS, HYSTERESIS_LEFT, LOSS_SCALE, DynamicRule
+from graphscale.policy.dynamic_rule import DynamicRule
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["RuleNodes"]
 
@@ -31,7 +32,7 @@ class RuleNodes:
     attribute: Callable[[str, ir.DataType], ir.Value]
     rule: DynamicRule
 
-    def results(self, states: Mapping[str, ir.Value], finite: ir.Value) -> list[ir.Value]:
+    def results(self, states: Mapping[ScaledValue, ir.Value], finite: ir.Value) -> list[ir.Value]:
         """Create the nodes.
 
         Args:
@@ -41,22 +42,23 @@ class RuleNodes:
         Returns:
             the next state, in the order of `states`, and, unless `on_stuck` is "hold", the bool value `stuck`.
         """
-        rule, scale, good = self.rule, states[LOSS_SCALE], states[GOOD_STEPS]
+        rule, scale, good = self.rule, states[ScaledValue.LOSS_SCALE], states[ScaledValue.GOOD_STEPS]
         count = dtype_of(good)
         counted = self._incremented(good)
         too_few = self._too_few(counted)
         lowers = None
         lowered = self._lowered(scale)
-        following: dict[str, ir.Value] = {}
+        following: dict[ScaledValue, ir.Value] = {}
         if rule.counts_hysteresis:
-            left = states[HYSTERESIS_LEFT]
+            left = states[ScaledValue.HYSTERESIS_LEFT]
             lowers = self._op("Less", left, self._constant(2, count))
             lowered = self._op("Where", lowers, lowered, scale)
-            following[HYSTERESIS_LEFT] = self._hysteresis(left, lowers, too_few, finite)
+            following[ScaledValue.HYSTERESIS_LEFT] = self._hysteresis(left, lowers, too_few, finite)
         zero = self._constant(0, count)
         at_start = self._constant(rule.good_steps_at_start, count) if rule.good_steps_at_start else zero
-        following[GOOD_STEPS] = self._op("Where", finite, self._op("Where", too_few, counted, zero), at_start)
-        following[LOSS_SCALE] = self._op("Where", finite, self._grown(scale, too_few), lowered)
+        more = self._op("Where", too_few, counted, zero)
+        following[ScaledValue.GOOD_STEPS] = self._op("Where", finite, more, at_start)
+        following[ScaledValue.LOSS_SCALE] = self._op("Where", finite, self._grown(scale, too_few), lowered)
         if rule.on_stuck == "hold":
             return [following[role] for role in states]
         stuck = self._stuck(states, following, lowers, finite)
@@ -103,26 +105,35 @@ class RuleNodes:
         return self._op("Where", finite, after_good, after_bad)
 
     def _stuck(
-        self, states: Mapping[str, ir.Value], following: dict[str, ir.Value], lowers: ir.Value | None, finite: ir.Value
+        self,
+        states: Mapping[ScaledValue, ir.Value],
+        following: dict[ScaledValue, ir.Value],
+        lowers: ir.Value | None,
+        finite: ir.Value,
     ) -> ir.Value:
-        stuck = self._op("Not", self._op("Greater", states[LOSS_SCALE], self._floor()))
+        stuck = self._op("Not", self._op("Greater", states[ScaledValue.LOSS_SCALE], self._floor()))
         if lowers is not None:
             stuck = self._op("And", lowers, stuck)
-        if (bad := states.get(BAD_STEPS)) is not None:
+        if (bad := states.get(ScaledValue.BAD_STEPS)) is not None:
             count = dtype_of(bad)
             counted = self._incremented(bad)
-            following[BAD_STEPS] = self._op("Where", finite, self._constant(0, count), counted)
+            following[ScaledValue.BAD_STEPS] = self._op("Where", finite, self._constant(0, count), counted)
             limit = self.attribute("max_consecutive_skips", count)
             stuck = self._op("Or", stuck, self._op("Not", self._op("Less", counted, limit)))
         return self._op("And", self._op("Not", finite), stuck)
 
-    def _reset(self, following: dict[str, ir.Value], stuck: ir.Value) -> None:
-        names = {LOSS_SCALE: "initial_loss_scale", HYSTERESIS_LEFT: "hysteresis"}
+    def _reset(self, following: dict[ScaledValue, ir.Value], stuck: ir.Value) -> None:
+        names: dict[ScaledValue, str] = {
+            ScaledValue.LOSS_SCALE: "initial_loss_scale",
+            ScaledValue.HYSTERESIS_LEFT: "hysteresis",
+        }
         for role, value in following.items():
             if role in names:
                 first = self.attribute(names[role], dtype_of(value))
             else:
-                first = self._constant(self.rule.good_steps_at_start if role == GOOD_STEPS else 0, dtype_of(value))
+                first = self._constant(
+                    self.rule.good_steps_at_start if role == ScaledValue.GOOD_STEPS else 0, dtype_of(value)
+                )
             following[role] = self._op("Where", stuck, first, value)
 
     def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:

@@ -16,7 +16,8 @@ from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.passes.nodes.update_nodes import RuleNodes
 from graphscale.policy import dynamic_rule
-from graphscale.policy.dynamic_rule import GOOD_STEPS, LOSS_SCALE, STUCK, DynamicRule
+from graphscale.policy.dynamic_rule import DynamicRule
+from graphscale.policy.names import ScaledValue
 
 __all__ = ["DOMAIN", "FUNCTION", "UpdatedScale", "add_update_rule"]
 
@@ -37,7 +38,7 @@ class UpdatedScale:
     """
 
     node: ir.Node
-    next: dict[str, ir.Value]
+    next: dict[ScaledValue, ir.Value]
     stuck: ir.Value | None
 
 
@@ -45,7 +46,7 @@ def add_update_rule(
     build: Builder,
     model: ir.Model | None,
     rule: DynamicRule,
-    states: Mapping[str, ir.Value],
+    states: Mapping[ScaledValue, ir.Value],
     finite: ir.Value,
     *,
     in_place: bool,
@@ -77,15 +78,15 @@ def add_update_rule(
 
 
 def _call(
-    build: Builder, model: ir.Model, rule: DynamicRule, states: Mapping[str, ir.Value], finite: ir.Value
+    build: Builder, model: ir.Model, rule: DynamicRule, states: Mapping[ScaledValue, ir.Value], finite: ir.Value
 ) -> Sequence[ir.Value]:
     """Add a call of the function, and the function itself if the model lacks it."""
     if (DOMAIN, FUNCTION, "") not in model.functions:
         model.functions[DOMAIN, FUNCTION, ""] = _function(rule, states, model.opset_imports[""])
-    names = {LOSS_SCALE: "next_scale", GOOD_STEPS: "next_count"}
+    names: dict[ScaledValue, str] = {ScaledValue.LOSS_SCALE: "next_scale", ScaledValue.GOOD_STEPS: "next_count"}
     outputs = [(names.get(role, f"next_{role}"), dtype_of(state), ()) for role, state in states.items()]
     if rule.on_stuck != "hold":
-        outputs.append((STUCK, ir.DataType.BOOL, ()))
+        outputs.append((ScaledValue.STUCK.wanted, ir.DataType.BOOL, ()))
     operands = [*states.values(), finite]
     return build.node(FUNCTION, operands, outputs, domain=DOMAIN, attributes=_numbers(rule)).outputs
 
@@ -106,7 +107,7 @@ def _numbers(rule: DynamicRule) -> dict[str, int | float]:
     return {name: getattr(rule, name) for name, is_needed in needed.items() if is_needed}
 
 
-def _function(rule: DynamicRule, states: Mapping[str, ir.Value], opset: int) -> ir.Function:
+def _function(rule: DynamicRule, states: Mapping[ScaledValue, ir.Value], opset: int) -> ir.Function:
     numbers, nodes = _numbers(rule), list[ir.Node]()
 
     # The nodes of a function carry no mark, and their names need to be unique only in the function.
@@ -125,9 +126,9 @@ def _function(rule: DynamicRule, states: Mapping[str, ir.Value], opset: int) -> 
         return value if dtype is held else make("Cast", [value], dtype=dtype, to=dtype)
 
     inputs = [ir.val(role, dtype_of(state), []) for role, state in states.items()]
-    finite = ir.val("all_finite", ir.DataType.BOOL, [])
+    finite = ir.val(ScaledValue.ALL_FINITE.wanted, ir.DataType.BOOL, [])
     results = RuleNodes(make, attribute, rule).results(dict(zip(states, inputs, strict=True)), finite)
-    for name, value in zip((*(f"next_{role}" for role in states), STUCK), results, strict=False):
+    for name, value in zip((*(f"next_{role}" for role in states), ScaledValue.STUCK.wanted), results, strict=False):
         value.name = name
     graph = ir.Graph([*inputs, finite], results, nodes=nodes, opset_imports={"": opset}, name=FUNCTION)
     graph.doc_string = dynamic_rule.__doc__

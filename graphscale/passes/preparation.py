@@ -1,0 +1,80 @@
+"""The preparation of a training graph: no node hides the gradient path, or lacks a kernel."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from graphscale.analysis.hints import NO_HINTS, Hints
+from graphscale.errors import GraphscaleError
+from graphscale.graph.types import complete_types
+from graphscale.graph.values import node_name
+from graphscale.operators import PREVIEW_TRAINING
+from graphscale.passes.graph_pass import run_passes
+from graphscale.passes.split_gemm import SplitGemm, find_fused_updates
+from graphscale.step.understanding import understand
+from graphscale.targets import Target, needs_training_build
+
+__all__ = ["needs_preparation", "prepare", "replace_training_ops"]
+
+
+def needs_preparation(model: ir.Model) -> bool:
+    """Return whether `prepare` will replace nodes of a model."""
+    return bool(model.functions) or PREVIEW_TRAINING in model.opset_imports or bool(find_fused_updates(model.graph))
+
+
+def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
+    """Spell out nodes that hide the gradient path or have no kernel, with warnings; add missing types of outputs.
+
+    Args:
+        model: the model.
+        hints: the user's names.
+    """
+    warnings = []
+    if model.functions:
+        from graphscale.passes.inline_functions import InlineFunctions  # few models have functions
+
+        names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
+        InlineFunctions()(model)
+        warnings.append(f"the model-local functions {names} were inlined")
+    if PREVIEW_TRAINING in model.opset_imports:
+        from graphscale.passes.lower_optimizers import LowerOptimizers
+
+        if LowerOptimizers()(model).modified:
+            warnings.append(f"the {PREVIEW_TRAINING} optimizers, which no runtime executes, were spelled out")
+    complete_types(model)
+    fused = _find_hidden_gradients(model, hints)
+    if fused:
+        SplitGemm(fused)(model)
+        names = ", ".join(node_name(node) for node in fused)
+        warnings.append(f"a gradient was fused into an update: the Gemm nodes {names} were split into product and sum")
+    return warnings
+
+
+def _find_hidden_gradients(model: ir.Model, hints: Hints) -> list[ir.Node]:
+    """Find the Gemm nodes with a gradient and a state that the loss scale does not reach."""
+    fused = find_fused_updates(model.graph)
+    if not fused:
+        return []
+    try:
+        missed = understand(model, hints, asking=False).coverage.missed
+    except GraphscaleError:
+        return []  # the analysis of the whole step raises it again
+    return [node for node in fused if node in missed]
+
+
+def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
+    """Replace the operators of ONNX Runtime's training builds, if the target is no such build.
+
+    Returns:
+        `{operator: nodes}`, the replaced nodes.
+
+    Raises:
+        UnsupportedModelError: an operator has no standard form.
+    """
+    if target.in_place or not any(map(needs_training_build, model.graph.all_nodes())):
+        return {}
+    from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps  # with all formulas
+
+    lowering = LowerTrainingOps()
+    run_passes(model, lowering)
+    return lowering.counts

@@ -1,0 +1,1 @@
+"""A training step, and the two ways to one: from an original graph, and from a scaled file."""

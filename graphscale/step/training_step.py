@@ -1,0 +1,173 @@
+"""A training step: all that is known of a training graph, before, between and after the passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from graphscale.analysis.edits import Place, Unscaling
+from graphscale.analysis.report import Report
+from graphscale.analysis.roles.role_table import Role, Roles
+from graphscale.analysis.training_result import Coverage
+from graphscale.analysis.updates import Update
+from graphscale.flow.degree import Degree
+from graphscale.graph.builder import Editor
+from graphscale.policy.names import ScaledValue
+from graphscale.step.scale_values import Scale
+
+__all__ = ["Carried", "Quotient", "Step"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Quotient:
+    """A gradient after its division by the scale.
+
+    Attributes:
+        name: the gradient's name in the original graph.
+        value: the quotient, in float32 or wider.
+        checked: the values of the finite check: the quotient, or the sum around it.
+    """
+
+    name: str
+    value: ir.Value
+    checked: tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Carried:
+    """A piece of carried state of a scaled step.
+
+    Attributes:
+        input: its present value.
+        next: its next value.
+        in_place: True if the graph writes the state in place; else `next` is an output to be fed back.
+        how: its origin in the report: `analysis.report.StateReport.how`.
+        guarded: True if a skipped step keeps the state.
+    """
+
+    input: ir.Value
+    next: ir.Value
+    in_place: bool
+    how: str
+    guarded: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A training step, as values and nodes of its graph. The passes turn one into the next.
+
+    Attributes:
+        model: the model.
+        losses: the losses, scalar floating-point values; the first names the step's.
+        loss_found: the way the loss was found.
+        places: the places where the scale enters.
+        unscalings: the places where the scale comes out.
+        roles: the role of each input and output.
+        states: the certain carried state: input, next value, and whether it advances on skipped steps.
+        accumulators: the in-place accumulators of gradients.
+        coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
+        degrees: the future degree of each value in the loss scale, where it is not 0.
+        reads: the operands of each node, in execution order: its inputs, and its subgraphs' captures.
+        owners: for each nested graph, the node of the main graph around it.
+        warnings: notes for the user, a sentence each.
+        report: the same for the user, with the names of the original; None before `scale-loss`.
+        editor: the editor of the graph, which knows its names; None before `scale-loss`.
+        scales: the loss scales of the graph; `scale-loss` adds one.
+        skips: True if a step with a non-finite gradient is skipped.
+        products: the values where the scale enters, each with its product; of `scale-loss`.
+        quotients: the gradients after their division; of `unscale-gradients`.
+        sums: the values past the gradients in which finite gradients can overflow; of `unscale-gradients`.
+        all_finite: the flag of the finite check of `checked`, a scalar bool value; of `check-finite`.
+        guard: the flag that decides whether the step is applied: `all_finite`, unless the policy accepts a non-finite
+            step; of `check-finite` and `update-loss-scale`.
+        carried: the carried state of the scaled step; of `update-loss-scale`, `telemetry` and `guard-updates`.
+        telemetry: counters and outputs by their role; of `telemetry`.
+        activations: the values of the forward pass that telemetry checks, with dtypes; of `telemetry`.
+        done: the names of the passes that ran.
+        modified: True if the last of them changed the graph.
+    """
+
+    model: ir.Model
+    losses: tuple[ir.Value, ...]
+    loss_found: str
+    places: tuple[Place, ...]
+    unscalings: tuple[Unscaling, ...]
+    roles: Roles
+    states: tuple[Update, ...]
+    accumulators: tuple[ir.Node, ...]
+    coverage: Coverage
+    degrees: Mapping[ir.Value, Degree]
+    reads: Mapping[ir.Node, tuple[ir.Value, ...]]
+    owners: Mapping[ir.Graph, ir.Node]
+    warnings: tuple[str, ...]
+    report: Report | None = None
+    editor: Editor | None = None
+    scales: tuple[Scale, ...] = ()
+    skips: bool = True
+    products: Mapping[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
+    quotients: tuple[Quotient, ...] = ()
+    sums: tuple[ir.Value, ...] = ()
+    all_finite: ir.Value | None = None
+    guard: ir.Value | None = None
+    carried: tuple[Carried, ...] = ()
+    telemetry: Mapping[ScaledValue, ir.Value] = dataclasses.field(default_factory=dict)
+    activations: Mapping[ir.Value, ir.DataType] = dataclasses.field(default_factory=dict)
+    done: frozenset[str] = frozenset()
+    modified: bool = False
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph."""
+        return self.model.graph
+
+    @property
+    def loss(self) -> ir.Value:
+        """The first loss."""
+        return self.losses[0]
+
+    @property
+    def scale(self) -> Scale:
+        """The loss scale, after `scale-loss`."""
+        (scale,) = self.scales
+        return scale
+
+    @property
+    def gradients(self) -> tuple[ir.Value, ...]:
+        """The values that are divided by the scale, in graph order."""
+        return tuple(unscaling.value for unscaling in self.unscalings)
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes of the main graph of the original, in execution order."""
+        return tuple(self.reads)
+
+    @property
+    def checked(self) -> tuple[ir.Value, ...]:
+        """The values of the finite check, each once."""
+        gradients = (value for quotient in self.quotients for value in quotient.checked)
+        return tuple(dict.fromkeys((*gradients, *self.sums)))
+
+    @property
+    def parameters(self) -> tuple[ir.Value, ...]:
+        """The inputs whose gradient leaves the graph; other weights are among the states."""
+        return self._inputs(Role.WEIGHT)
+
+    @property
+    def batches(self) -> tuple[ir.Value, ...]:
+        """The inputs with data of a batch."""
+        return self._inputs(Role.BATCH)
+
+    @property
+    def hyperparameters(self) -> tuple[ir.Value, ...]:
+        """The inputs with numbers such as a learning rate."""
+        return self._inputs(Role.HYPERPARAMETER)
+
+    @property
+    def metrics(self) -> tuple[ir.Value, ...]:
+        """The outputs that are metrics."""
+        return tuple(value for value, each in self.roles.outputs.items() if each.role is Role.METRIC)
+
+    def _inputs(self, role: Role) -> tuple[ir.Value, ...]:
+        return tuple(value for value, each in self.roles.inputs.items() if each.role is role)
