@@ -12,7 +12,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
-from graphscale.graph.diagnosis import find_damage, find_model_damage, find_rejection, name_damage
+from graphscale.graph.damage import name_damage
+from graphscale.graph.diagnosis import find_damage, find_model_damage, find_rejection
 from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static
