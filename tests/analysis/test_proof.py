@@ -30,7 +30,7 @@ step (float[4] x, float[4] w, float scale) => (float loss, float[4] dw, float[4]
 """
 
 
-def proved(text: str, *checked: str, dynamic: bool = True) -> None:
+def proved(text: str, *checked: str, dynamic: bool = True, guarded: dict[str, str] | None = None) -> None:
     graph = ir.from_proto(onnx.parser.parse_model(text)).graph
     values = values_by_name(graph)
     prove(
@@ -39,6 +39,7 @@ def proved(text: str, *checked: str, dynamic: bool = True) -> None:
         values["loss"],
         checked=[values[name] for name in checked],
         all_finite=values["all_finite"] if dynamic else None,
+        guarded={values[following]: values[state] for following, state in (guarded or {}).items()},
     )
 
 
@@ -55,6 +56,43 @@ def test_a_gradient_that_is_not_tested() -> None:
 def test_what_is_not_among_the_gradients() -> None:
     with pytest.raises(ProofError, match="output 'dw' would depend on a gradient that is not tested"):
         proved(STEP, "whole")
+
+
+GUARDS = {
+    "a select": ("next = Where(all_finite, moved, w)", True),
+    "an If": (
+        "next = If(all_finite) <then_branch = t () => (float[4] a) { a = Identity(moved) }, "
+        "else_branch = e () => (float[4] b) { b = Identity(w) }>",
+        True,
+    ),
+    "a select in float64": (
+        "a = Cast<to = 11>(moved) b = Cast<to = 11>(w) c = Where(all_finite, a, b) next = Cast<to = 1>(c)",
+        True,
+    ),
+    "a reset": ("kept = Where(reset, zero, w) next = Where(all_finite, moved, kept)", True),
+    "a reset by the loss": (
+        "late = Greater(loss, zero) kept = Where(late, zero, w) next = Where(all_finite, moved, kept)",
+        False,
+    ),
+    "swapped branches": ("next = Where(all_finite, w, moved)", False),
+    "another flag": ("next = Where(reset, moved, w)", False),
+    "another state": ("next = Where(all_finite, moved, x)", False),
+    "a product": ("number = Cast<to = 1>(all_finite) step = Mul(number, dw) next = Sub(w, step)", False),
+}
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_guards(name: str) -> None:
+    nodes, right = GUARDS[name]
+    text = STEP.replace("float scale)", "float scale, bool reset)").replace(
+        "bool all_finite)", "bool all_finite, float[4] next)"
+    )
+    text = text.replace("all_finite = Not(nan)", f"all_finite = Not(nan) moved = Sub(w, dw) {nodes}")
+    if right:
+        proved(text, "dw", "whole", guarded={"next": "w"})
+    else:
+        with pytest.raises(ProofError, match="the next value 'next' of carried state would not be guarded"):
+            proved(text, "dw", "whole", guarded={"next": "w"})
 
 
 def test_a_loss_that_depends_on_the_scale() -> None:

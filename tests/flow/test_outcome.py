@@ -23,7 +23,7 @@ from tests.conftest import assert_same_bits
 INPUTS = """bool flag, bool other, float[4] w, float[4] new, float16[4] half, int64[4] count, int64[4] more,
     float[3,4] xs, int64 rounds"""
 CONSTANTS = """float zero = {0}, float minus = {-0.0}, float one = {1}, int64[4] none = {0, 0, 0, 0}, bool yes = {1},
-    int64[2] square = {2, 2}, int64[1] row = {4}, int64[2] rows = {3, 4}"""
+    int64[2] square = {2, 2}, int64[1] row = {4}, float[4,1] column = {0, 0, 0, 0}, int64[2] rows = {3, 4}"""
 FUNCTIONS = """<domain: "own", opset_import: ["" : 20]> keep (c, a, b) => (r) { d = Identity(a) r = Where(c, d, b) }
     <domain: "own", opset_import: ["" : 20]> double (a) => (r) { b = Add(a, a) r = Identity(b) }"""
 
@@ -236,6 +236,7 @@ LOOSE = {
     "a cast to float16": (WIDE.format(FLOAT16, "new", "w", FLOAT), "w"),
     "a product with zero": ("f = Cast<to = 1>(flag) p = Mul(f, xs) t = ReduceSum(p) r = Sub(w, t)", "w"),
     "a product with a value that may not be finite": ("f = Cast<to = 1>(flag) p = Mul(new, f) r = Sub(w, p)", "r"),
+    "a contraction with zero": ("p = MatMul(new, column) r = Sub(w, p)", "r"),
     "a zero of another origin": ("p = Mul(new, zero) r = Sub(w, p)", "w"),
     "a flag that depends on the check": ("n = Not(flag) b = And(n, late) r = Where(b, w, new)", "w"),
     "a copy of a computed value": ("c = Neg(xs) r = Identity(c)", "c"),
