@@ -7,7 +7,7 @@ at all, every carried state must have a guard, and every in-place write must be 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -18,11 +18,12 @@ from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_
 from graphscale.flow.interpreter import Flow
 from graphscale.flow.outcome import Outcomes
 from graphscale.flow.support import depends_on, reach
+from graphscale.flow.survival import find_lost
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, subgraphs
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, nodes_with, rule_of
 
-__all__ = ["prove", "reach_unchecked", "scale_degrees", "scaled_contractions"]
+__all__ = ["prove", "prove_overflow_survives", "reach_unchecked", "scale_degrees", "scaled_contractions"]
 
 
 def prove(
@@ -85,6 +86,25 @@ def prove(
         names = ", ".join(node_name(node) for node in readers)
         raise ProofError(f"{names} could read {operand_at(Use(write, 0)).name!r} after it was overwritten")
     return degrees
+
+
+def prove_overflow_survives(
+    nodes: Iterable[ir.Node], scale: ir.Value, checked: Collection[ir.Value], rule_nodes: Container[ir.Node] = ()
+) -> None:
+    """Prove that an overflow of any multiple of the loss scale makes the tested values that depend on it non-finite.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order.
+        scale: the loss scale.
+        checked: the tested values.
+        rule_nodes: the nodes of the update rule, which are left out.
+
+    Raises:
+        ProofError: a node may make an overflow finite; the message names the first.
+    """
+    lost = find_lost((node for node in nodes if node not in rule_nodes), scale, checked)
+    for value, loss in lost.items():
+        raise ProofError(f"an overflow would not reach the finite check of {value.name!r}: {loss}")
 
 
 def scale_degrees(

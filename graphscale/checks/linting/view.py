@@ -37,6 +37,11 @@ class View:
         return self._operands[node]
 
     @functools.cached_property
+    def positions(self) -> dict[ir.Node, int]:
+        """The index of each node."""
+        return {node: i for i, node in enumerate(self.nodes)}
+
+    @functools.cached_property
     def flags(self) -> frozenset[ir.Value]:
         """The bool values."""
         return frozenset(value for value, dtype in self.dtypes.items() if dtype is ir.DataType.BOOL)

@@ -1,0 +1,181 @@
+"""Survival: the effects of numbers that are not finite on the values below them, by the rows of the operator table.
+
+The invariant of a proof that no overflow is lost: each element of a value is right, or not finite. A value that is left
+out has no effect on the numbers that remain; a bound, a comparison or a quotient turns an overflow into a wrong finite
+number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import onnx_ir as ir
+
+from graphscale.flow.degree import is_small_zero
+from graphscale.flow.interpreter import Domain, Flow
+from graphscale.graph.values import constant_number, constant_tensor, is_float, node_name, op_name, reads_shape
+from graphscale.operators import KINDS, LOST, Fate, Kind, Survival, Trait, has_trait, rule_of, survival_of
+from graphscale.operators.survival import KEPT, NEGATED, UNDEFINED
+
+__all__ = ["FINITE", "SCALE", "Effect", "Loss", "SurvivalDomain", "find_lost", "survival_at"]
+
+_WRONG = Fate.BENT | Fate.TOLD
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A node that may turn a number that is not finite into a wrong finite one.
+
+    Attributes:
+        node: the node; inside a subgraph, the inner one.
+        operand: the index of the operand.
+        kinds: the kinds of numbers that it loses.
+    """
+
+    node: ir.Node
+    operand: int
+    kinds: Fate
+
+    def __str__(self) -> str:
+        names = {Fate.PLUS: "infinity", Fate.MINUS: "minus infinity", Fate.NAN: "NaN"}
+        kinds = " and ".join(name for kind, name in names.items() if kind in self.kinds)
+        value = self.node.inputs[self.operand]
+        name = None if value is None else value.name
+        return f"{op_name(self.node)} of node {node_name(self.node)!r} may make {kinds} in {name!r} finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """An element of the lattice: the possible effects of numbers above on a value, ordered by inclusion.
+
+    Attributes:
+        fate: the effects.
+        loss: the first loss, if a finite element or a flag may be wrong.
+        is_scale: True for a number made of the loss scale alone: it is finite, and its multiples may overflow.
+    """
+
+    fate: Fate = Fate.NONE
+    loss: Loss | None = None
+    is_scale: bool = False
+
+
+FINITE, SCALE = Effect(), Effect(is_scale=True)
+
+
+class SurvivalDomain(Domain[Effect]):
+    """The effects of numbers that are not finite.
+
+    Args:
+        overflow: the kinds of numbers that each multiple of the loss scale may hold by its own overflow.
+        stop: values below which nothing matters, since they are tested.
+        is_positive: tests whether a value is known to be positive.
+
+    Attributes:
+        stopped: the effects on the values of `stop`.
+    """
+
+    default = FINITE
+
+    def __init__(
+        self,
+        overflow: Fate = Fate.NONE,
+        stop: Collection[ir.Value] = (),
+        is_positive: Callable[[ir.Value], bool] = lambda _: False,
+    ) -> None:
+        self.overflow = overflow
+        self.stop = stop
+        self.is_positive = is_positive
+        self.stopped: dict[ir.Value, Effect] = {}
+
+    def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+        carrying = [(i, effect) for i, effect in enumerate(operands) if effect != FINITE]
+        if not carrying or reads_shape(node):
+            return [FINITE] * len(node.outputs)
+        if all(e.is_scale or v is None or constant_tensor(v) for v, e in zip(node.inputs, operands, strict=True)):
+            return [SCALE] * len(node.outputs)
+        fate, loss, told, picked = self.overflow, None, Fate.NONE, 0
+        gone = True
+        for i, effect in carrying:
+            survival = survival_at(node, i, self.is_positive)
+            own = survival.through(effect.fate)
+            if loss is None and (effect.loss is not None or own & _WRONG):
+                kinds = (k for k in effect.fate & KINDS if survival.through(k) & _WRONG)
+                loss = effect.loss or Loss(node, i, functools.reduce(operator.or_, kinds))
+            fate |= own | (effect.fate & _WRONG)
+            told |= effect.fate & Fate.TOLD
+            is_sure = own & KINDS and Fate.GONE not in effect.fate
+            gone &= not is_sure or Fate.GONE in own
+            picked += bool(is_sure)
+        # A selection takes one of its operands.
+        if gone and not (has_trait(node, Trait.REMOVABLE_BY_CONDITION) and picked == len(node.inputs) - 1):
+            fate |= Fate.GONE
+        else:
+            fate &= ~Fate.GONE
+        return [self._output(node, value, fate, told, loss) for value in node.outputs]
+
+    def _output(self, node: ir.Node, value: ir.Value, fate: Fate, told: Fate, loss: Loss | None) -> Effect:
+        rule = rule_of(node)
+        if not is_float(value) or (rule is not None and not rule.has_degree(value.index() or 0)):
+            effect = Effect(fate & _WRONG, loss if fate & _WRONG else None)
+        else:
+            wrong = fate & Fate.BENT or told
+            effect = Effect((fate & ~Fate.TOLD) | told, loss if wrong else None)
+        if value in self.stop:
+            self.stopped[value] = effect
+            return FINITE
+        return effect
+
+    def join(self, node: ir.Node, elements: Sequence[Effect]) -> Effect:
+        fate = Fate.NONE
+        for effect in elements:
+            fate |= effect.fate
+        if node.op_type == "If" and fate and any(not effect.fate for effect in elements):
+            fate |= Fate.GONE  # a branch that does not read the number
+        loss = next((effect.loss for effect in elements if effect.loss is not None), None)
+        return Effect(fate, loss, not fate and any(effect.is_scale for effect in elements))
+
+    def control(self, element: Effect, condition: Effect) -> Effect:
+        wrong = condition.fate & _WRONG
+        return Effect(element.fate | wrong, element.loss or condition.loss, element.is_scale) if wrong else element
+
+
+def survival_at(node: ir.Node, index: int, is_positive: Callable[[ir.Value], bool] = lambda _: False) -> Survival:
+    """Return the survival in an operand of a node, by the signs of the factors beside it."""
+    survival, rule = survival_of(node, index), rule_of(node)
+    if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or survival == LOST:
+        return survival
+    data = rule.operands(len(node.inputs))
+    if index not in data or (rule.kind is Kind.QUOTIENT and index != data[0]):
+        return survival
+    others = [value for i in data if i != index and (value := node.inputs[i]) is not None]
+    if rule.kind is Kind.PRODUCT and any(map(is_small_zero, others)):
+        return UNDEFINED.with_fate(survival.plus & Fate.GONE)  # infinity times zero
+    signs = [_sign(value, is_positive) for value in others] if has_trait(node, Trait.ELEMENTWISE) else [0]
+    return survival if 0 in signs else NEGATED if signs.count(-1) % 2 else KEPT
+
+
+def _sign(value: ir.Value, is_positive: Callable[[ir.Value], bool]) -> int:
+    """Return the sign of a factor, 0 if unknown."""
+    number = constant_number(value)
+    if number:
+        return 1 if number > 0 else -1
+    return 1 if number is None and is_positive(value) else 0
+
+
+def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Collection[ir.Value]) -> dict[ir.Value, Loss]:
+    """Find the tested values that may be wrong and finite because a multiple of the loss scale above overflowed.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order, without those of the update rule.
+        scale: the loss scale.
+        checked: the tested values.
+
+    Returns:
+        for each such value, the first node that makes an overflow finite.
+    """
+    domain = SurvivalDomain(KINDS, frozenset(checked))
+    Flow(domain, {scale: SCALE}).visit_all(nodes)
+    return {value: effect.loss for value, effect in domain.stopped.items() if effect.loss is not None}
