@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import onnx_ir as ir
 
@@ -52,7 +53,7 @@ _product = Rule(Kind.PRODUCT, data=(0, 1), contraction=True)
 _biased = Rule(Kind.PRODUCT, data=(0, 1), addends=(2,), contraction=True)
 _fused_convolution = Rule(Kind.PRODUCT, data=(0, 1), addends=(2, 3), contraction=True)
 row("FusedMatMul TransposeMatMul", _product, casting=ALLOW, domain=MICROSOFT, survival=MULTIPLIED)
-_activated = {"domain": MICROSOFT, "resolve": _resolve_activation, "survival": _survive_activation}
+_activated: dict[str, Any] = {"domain": MICROSOFT, "resolve": _resolve_activation, "survival": _survive_activation}
 row("FusedGemm", _biased, casting=ALLOW, **_activated)
 row("FusedConv", _fused_convolution, casting=ALLOW, **_activated)
 _scaled = Rule(Kind.PRODUCT, data=(0, 1))
@@ -71,7 +72,7 @@ row("BitmaskBiasDropout", _biased_dropout, Trait.RANDOM, domain=MICROSOFT, survi
 row("BiasSoftmaxDropout", NONLINEAR, Trait.RANDOM, domain=MICROSOFT)
 
 # --- results without a scale ------------------------------------------------------------------------------------------
-_test = {"domain": MICROSOFT, "dtype": ir.DataType.BOOL, "survival": TESTED}
+_test: dict[str, Any] = {"domain": MICROSOFT, "dtype": ir.DataType.BOOL, "survival": TESTED}
 row("IsFinite IsAllFinite", _DEGREE_0, Trait.FINITENESS_TEST, **_test)
 row("All Group", _DEGREE_0, domain=MICROSOFT, dtype=ir.DataType.BOOL)
 row("BroadcastGradientArgs", _DEGREE_0, domain=MICROSOFT)
@@ -89,7 +90,7 @@ _losses = "NegativeLogLikelihoodLossInternal NegativeLogLikelihoodLossInternal2"
 row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
 
 # --- gradients: linear in the cotangent -------------------------------------------------------------------------------
-_backward = {"domain": MICROSOFT, "survival": WEIGHTED}
+_backward: dict[str, Any] = {"domain": MICROSOFT, "survival": WEIGHTED}
 _first = Rule(Kind.LINEAR, data=(0,), gradient=True)
 _third = Rule(Kind.LINEAR, data=(2,), gradient=True)
 _sum = Rule(Kind.LINEAR, data=(0,), contraction=True, gradient=True)
@@ -144,7 +145,7 @@ row("InplaceClipGradNorm", NONLINEAR, _WRITES, domain=MICROSOFT)
 row("ZeroGradient", _DEGREE_0, _WRITES, domain=MICROSOFT)
 # A running sum of gradients, kept in a buffer of the caller's: its operands must be unscaled, since the scale may
 # change between two additions. An assignment leaves the old sum out.
-_accumulated = {"domain": MICROSOFT, "survival": {0: PICKED, 1: SUMMED}}
+_accumulated: dict[str, Any] = {"domain": MICROSOFT, "survival": {0: PICKED, 1: SUMMED}}
 row("InPlaceAccumulator InPlaceAccumulatorV2", NONLINEAR, _WRITES | Trait.ACCUMULATOR, **_accumulated)
 row("ReduceAllL2", NONLINEAR, domain=MICROSOFT)
 

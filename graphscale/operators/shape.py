@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from graphscale.operators.casting import CLEAR, deny
@@ -119,7 +121,7 @@ row("Pad", Rule(Kind.LINEAR, data=(0, 2)), Trait.MOVE | Trait.REMOVABLE, CLEAR, 
 row("Gather GatherElements", FIRST, Trait.PART | Trait.MOVE | Trait.INDEXES_AXIS, CLEAR, survival=PICKED)
 row("GatherND", FIRST, Trait.PART | Trait.MOVE | Trait.INDEXES_AXES, CLEAR, survival=PICKED)
 _scattered = Rule(Kind.LINEAR, data=(0, 2))
-_facts = {"resolve": _resolve_scatter, "survival": _survive_scatter}
+_facts: dict[str, Any] = {"resolve": _resolve_scatter, "survival": _survive_scatter}
 row("ScatterElements Scatter", _scattered, Trait.INDEXES_AXIS, _CONTRIBUTIONS, **_facts)
 row("ScatterND", _scattered, Trait.INDEXES_AXES, _CONTRIBUTIONS, **_facts)
 row("TensorScatter", Rule(Kind.LINEAR, data=(0, 1)), survival=PICKED)

@@ -86,9 +86,9 @@ def _missing(check: Check, value: ir.Value) -> list[tuple[str, ir.Node | None]]:
     part = next((node for node in lost.values() if has_trait(node, Trait.PART) or is_empty(node)), None)
     if part is not None or not lost:
         return [("GS301", part)]
-    nan = [("GS302", lost[Fate.NAN])] if Fate.NAN in lost else []
-    infinite = next((lost[kind] for kind in (Fate.PLUS, Fate.MINUS) if kind in lost), None)
-    return nan if infinite is None else [*nan, ("GS303", infinite)]
+    codes = {"GS302": Fate.NAN, "GS303": INFINITY}
+    losing = {code: [lost[kind] for kind in kinds if kind in lost] for code, kinds in codes.items()}
+    return [(code, nodes[0]) for code, nodes in losing.items() if nodes]
 
 
 def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Check) -> Finding:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from graphscale.checks.linting.view import View
-from graphscale.flow.interpreter import Flow
 from graphscale.flow.survival import Effect, SurvivalDomain, survival_at
 from graphscale.graph.values import constant_tensor, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
@@ -63,7 +62,8 @@ def effects_on(view: View, node: ir.Node, value: ir.Value) -> Survival:
 def _effect_in_flow(view: View, node: ir.Node, value: ir.Value, kind: Fate) -> Fate:
     """Return the effect on a node with bodies, or with a condition, which may depend on the number itself."""
     source = source_by_trait(value, Trait.VIEW)
-    flow = Flow(SurvivalDomain(), {source: Effect(kind), value: Effect(kind)})
+    flow = view.survival
+    flow.elements = {source: Effect(kind), value: Effect(kind)}
     above = {maker for each in _above(inputs_of(node)) if (maker := each.producer()) is not None and each is not value}
     flow.visit_all(sorted((maker for maker in above if maker in view.positions), key=view.positions.__getitem__))
     fate = _common(flow.evaluate(node))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 import onnx_ir as ir
 
 from graphscale.flow.degree import is_small_zero as is_zero
+from graphscale.flow.interpreter import Flow
+from graphscale.flow.survival import Effect, SurvivalDomain
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, check_order, descendants
@@ -40,6 +42,11 @@ class View:
     def positions(self) -> dict[ir.Node, int]:
         """The index of each node."""
         return {node: i for i, node in enumerate(self.nodes)}
+
+    @functools.cached_property
+    def survival(self) -> Flow[Effect]:
+        """An interpretation of single nodes, which knows the layout of their bodies."""
+        return Flow(SurvivalDomain())
 
     @functools.cached_property
     def flags(self) -> frozenset[ir.Value]:
