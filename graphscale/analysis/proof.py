@@ -7,7 +7,7 @@ at all, every carried state must have a guard, and every in-place write must be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -89,7 +89,7 @@ def prove(
 
 
 def prove_overflow_survives(
-    nodes: Iterable[ir.Node], scale: ir.Value, checked: Collection[ir.Value], rule_nodes: Container[ir.Node] = ()
+    nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value], rule_nodes: Container[ir.Node] = ()
 ) -> None:
     """Prove that an overflow of any multiple of the loss scale makes the tested values that depend on it non-finite.
 

@@ -10,13 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 
 from graphscale.flow.degree import is_small_zero
 from graphscale.flow.interpreter import Domain, Flow
-from graphscale.graph.values import constant_number, constant_tensor, is_float, node_name, op_name, reads_shape
+from graphscale.graph.values import (
+    captured_values,
+    constant_number,
+    constant_tensor,
+    is_float,
+    node_name,
+    op_name,
+    reads_shape,
+)
 from graphscale.operators import KINDS, LOST, Fate, Kind, Survival, Trait, has_trait, rule_of, survival_of
 from graphscale.operators.survival import KEPT, NEGATED, UNDEFINED
 
@@ -31,19 +39,18 @@ class Loss:
 
     Attributes:
         node: the node; inside a subgraph, the inner one.
-        operand: the index of the operand.
+        value: the operand, or a value that bodies capture.
         kinds: the kinds of numbers that it loses.
     """
 
     node: ir.Node
-    operand: int
+    value: ir.Value | None
     kinds: Fate
 
     def __str__(self) -> str:
         names = {Fate.PLUS: "infinity", Fate.MINUS: "minus infinity", Fate.NAN: "NaN"}
         kinds = " and ".join(name for kind, name in names.items() if kind in self.kinds)
-        value = self.node.inputs[self.operand]
-        name = None if value is None else value.name
+        name = None if self.value is None else self.value.name
         return f"{op_name(self.node)} of node {node_name(self.node)!r} may make {kinds} in {name!r} finite"
 
 
@@ -70,11 +77,7 @@ class SurvivalDomain(Domain[Effect]):
 
     Args:
         overflow: the kinds of numbers that each multiple of the loss scale may hold by its own overflow.
-        stop: values below which nothing matters, since they are tested.
         is_positive: tests whether a value is known to be positive.
-
-    Attributes:
-        stopped: the effects on the values of `stop`.
     """
 
     default = FINITE
@@ -82,13 +85,10 @@ class SurvivalDomain(Domain[Effect]):
     def __init__(
         self,
         overflow: Fate = Fate.NONE,
-        stop: Collection[ir.Value] = (),
         is_positive: Callable[[ir.Value], bool] = lambda _: False,
     ) -> None:
         self.overflow = overflow
-        self.stop = stop
         self.is_positive = is_positive
-        self.stopped: dict[ir.Value, Effect] = {}
 
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         carrying = [(i, effect) for i, effect in enumerate(operands) if effect != FINITE]
@@ -103,7 +103,7 @@ class SurvivalDomain(Domain[Effect]):
             own = survival.through(effect.fate)
             if loss is None and (effect.loss is not None or own & _WRONG):
                 kinds = (k for k in effect.fate & KINDS if survival.through(k) & _WRONG)
-                loss = effect.loss or Loss(node, i, functools.reduce(operator.or_, kinds))
+                loss = effect.loss or Loss(node, node.inputs[i], functools.reduce(operator.or_, kinds))
             fate |= own | (effect.fate & _WRONG)
             told |= effect.fate & Fate.TOLD
             is_sure = own & KINDS and Fate.GONE not in effect.fate
@@ -116,17 +116,19 @@ class SurvivalDomain(Domain[Effect]):
             fate &= ~Fate.GONE
         return [self._output(node, value, fate, told, loss) for value in node.outputs]
 
+    def opaque(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+        values = (*node.inputs, *captured_values(node))
+        for value, effect in zip(values, operands, strict=True):
+            if effect != FINITE:
+                return [Effect(LOST.nan, effect.loss or Loss(node, value, KINDS))] * len(node.outputs)
+        return [FINITE] * len(node.outputs)
+
     def _output(self, node: ir.Node, value: ir.Value, fate: Fate, told: Fate, loss: Loss | None) -> Effect:
         rule = rule_of(node)
         if not is_float(value) or (rule is not None and not rule.has_degree(value.index() or 0)):
-            effect = Effect(fate & _WRONG, loss if fate & _WRONG else None)
-        else:
-            wrong = fate & Fate.BENT or told
-            effect = Effect((fate & ~Fate.TOLD) | told, loss if wrong else None)
-        if value in self.stop:
-            self.stopped[value] = effect
-            return FINITE
-        return effect
+            return Effect(fate & _WRONG, loss if fate & _WRONG else None)
+        wrong = fate & Fate.BENT or told
+        return Effect((fate & ~Fate.TOLD) | told, loss if wrong else None)
 
     def join(self, node: ir.Node, elements: Sequence[Effect]) -> Effect:
         fate = Fate.NONE
@@ -165,7 +167,7 @@ def _sign(value: ir.Value, is_positive: Callable[[ir.Value], bool]) -> int:
     return 1 if number is None and is_positive(value) else 0
 
 
-def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Collection[ir.Value]) -> dict[ir.Value, Loss]:
+def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value]) -> dict[ir.Value, Loss]:
     """Find the tested values that may be wrong and finite because a multiple of the loss scale above overflowed.
 
     Args:
@@ -176,6 +178,11 @@ def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Collection[ir.
     Returns:
         for each such value, the first node that makes an overflow finite.
     """
-    domain = SurvivalDomain(KINDS, frozenset(checked))
-    Flow(domain, {scale: SCALE}).visit_all(nodes)
-    return {value: effect.loss for value, effect in domain.stopped.items() if effect.loss is not None}
+    flow, tested = Flow(SurvivalDomain(KINDS), {scale: SCALE}), frozenset(checked)
+    lost: dict[ir.Value, Loss] = {}
+    for node in nodes:
+        flow.visit_all([node])
+        for value in node.outputs:
+            if value in tested and (effect := flow.elements.pop(value, None)) is not None and effect.loss is not None:
+                lost[value] = effect.loss  # a tested value is finite below, or the step is skipped
+    return lost

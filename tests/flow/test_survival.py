@@ -152,13 +152,28 @@ def test_a_value_that_is_tested_before_its_bound() -> None:
 
 def test_the_first_node_and_what_it_loses() -> None:
     found = lost(model("[halved] h = Relu(scaled) g = Tanh(h)"))["dw"]
-    assert (node_name(found.node), found.operand, found.kinds) == ("halved", 0, Fate.MINUS)
+    assert found.value is not None
+    assert (node_name(found.node), found.value.name, found.kinds) == ("halved", "scaled", Fate.MINUS)
     assert str(found) == "Relu of node 'halved' may make minus infinity in 'scaled' finite"
 
 
 def test_an_unknown_operator_loses_everything() -> None:
     loaded = model("g = Relu(scaled)")
     loaded.graph.node[6].domain, loaded.graph.node[6].op_type = "custom", "Strange"
+    assert lost(loaded)["dw"].kinds == Fate.PLUS | Fate.MINUS | Fate.NAN
+
+
+def test_a_tested_result_of_a_branch() -> None:
+    loaded = model(BRANCH.format("Relu"))
+    assert lost(loaded, "g")["g"].node.op_type == "Relu"
+    loaded = model(BRANCH.format("Neg").replace("g = If", "chosen = If") + " g = Relu(chosen)")
+    assert lost(loaded, "chosen", "dw") == {}
+    assert set(lost(loaded)) == {"dw"}
+
+
+def test_bodies_of_an_unknown_operator_lose_everything() -> None:
+    loaded = model(BRANCH.format("Neg"))
+    loaded.graph.node[6].domain, loaded.graph.node[6].op_type = "custom", "Choose"
     assert lost(loaded)["dw"].kinds == Fate.PLUS | Fate.MINUS | Fate.NAN
 
 
