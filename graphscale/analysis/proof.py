@@ -2,7 +2,8 @@
 
 The symbol S is now the loss scale itself, of degree 1, and no product or division is assumed any more: inserted nodes
 are nodes like all others. Then every output and every carried state must have degree 0, the loss must not depend on S
-at all, every carried state must have a guard, and every in-place write must be ordered.
+at all, every carried state must have a guard, an overflow of any value must reach the finite check, and every in-place
+write must be ordered.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def prove(
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
+        prove_overflow_survives(nodes, scale, checked, rule_nodes)
         reached = reach_unchecked(nodes, scale, frozenset(checked), rule_nodes)
         for node in nodes_with(nodes, Trait.EFFECT):
             if node not in rule_nodes and not reached.isdisjoint(operands_of(node)):

@@ -91,30 +91,35 @@ class SurvivalDomain(Domain[Effect]):
         self.is_positive = is_positive
 
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
-        carrying = [(i, effect) for i, effect in enumerate(operands) if effect != FINITE]
+        carrying = [(i, effect) for i, effect in enumerate(operands) if effect is not FINITE and effect != FINITE]
         if not carrying or reads_shape(node):
             return [FINITE] * len(node.outputs)
-        if all(e.is_scale or v is None or constant_tensor(v) for v, e in zip(node.inputs, operands, strict=True)):
+        if any(effect.is_scale for _, effect in carrying) and self._is_scale(node, operands):
             return [SCALE] * len(node.outputs)
-        fate, loss, told, picked = self.overflow, None, Fate.NONE, 0
-        gone = True
-        for i, effect in carrying:
-            survival = survival_at(node, i, self.is_positive)
-            own = survival.through(effect.fate)
-            if loss is None and (effect.loss is not None or own & _WRONG):
-                kinds = (k for k in effect.fate & KINDS if survival.through(k) & _WRONG)
-                loss = effect.loss or Loss(node, node.inputs[i], functools.reduce(operator.or_, kinds))
-            fate |= own | (effect.fate & _WRONG)
-            told |= effect.fate & Fate.TOLD
-            is_sure = own & KINDS and Fate.GONE not in effect.fate
-            gone &= not is_sure or Fate.GONE in own
-            picked += bool(is_sure)
-        # A selection takes one of its operands.
-        if gone and not (has_trait(node, Trait.REMOVABLE_BY_CONDITION) and picked == len(node.inputs) - 1):
-            fate |= Fate.GONE
-        else:
-            fate &= ~Fate.GONE
-        return [self._output(node, value, fate, told, loss) for value in node.outputs]
+        facts = tuple([(self._survival(node, i), effect.fate) for i, effect in carrying])
+        selects = len(facts) > 1 and has_trait(node, Trait.REMOVABLE_BY_CONDITION)
+        number, other, loser = _pass_on(self.overflow, facts, len(node.inputs) - 1 if selects else 0)
+        loss = next((effect.loss for _, effect in carrying if effect.loss is not None), None)
+        if loss is None and loser is not None:
+            loss = Loss(node, node.inputs[carrying[loser][0]], _losing(*facts[loser]))
+        wrong = number & _WRONG
+        rule = rule_of(node)
+        effects = []
+        for value in node.outputs:
+            if is_float(value) and (rule is None or rule.has_degree(value.index() or 0)):
+                effects.append(Effect(number, loss if wrong else None))
+            else:
+                effects.append(Effect(other, loss if other else None))
+        return effects
+
+    def _survival(self, node: ir.Node, index: int) -> Survival:
+        # Signs do not matter where each number may be of any kind.
+        return survival_of(node, index) if self.overflow is KINDS else survival_at(node, index, self.is_positive)
+
+    def _is_scale(self, node: ir.Node, operands: Sequence[Effect]) -> bool:
+        """Return whether a node computes with the loss scale and constants alone."""
+        pairs = zip(node.inputs, operands, strict=True)
+        return all(effect.is_scale or value is None or constant_tensor(value) for value, effect in pairs)
 
     def opaque(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         values = (*node.inputs, *captured_values(node))
@@ -122,13 +127,6 @@ class SurvivalDomain(Domain[Effect]):
             if effect != FINITE:
                 return [Effect(LOST.nan, effect.loss or Loss(node, value, KINDS))] * len(node.outputs)
         return [FINITE] * len(node.outputs)
-
-    def _output(self, node: ir.Node, value: ir.Value, fate: Fate, told: Fate, loss: Loss | None) -> Effect:
-        rule = rule_of(node)
-        if not is_float(value) or (rule is not None and not rule.has_degree(value.index() or 0)):
-            return Effect(fate & _WRONG, loss if fate & _WRONG else None)
-        wrong = fate & Fate.BENT or told
-        return Effect((fate & ~Fate.TOLD) | told, loss if wrong else None)
 
     def join(self, node: ir.Node, elements: Sequence[Effect]) -> Effect:
         fate = Fate.NONE
@@ -142,6 +140,40 @@ class SurvivalDomain(Domain[Effect]):
     def control(self, element: Effect, condition: Effect) -> Effect:
         wrong = condition.fate & _WRONG
         return Effect(element.fate | wrong, element.loss or condition.loss, element.is_scale) if wrong else element
+
+
+@functools.lru_cache(maxsize=4096)
+def _pass_on(
+    overflow: Fate, operands: tuple[tuple[Survival, Fate], ...], selected: int
+) -> tuple[Fate, Fate, int | None]:
+    """Return the effects on the results of a node.
+
+    Args:
+        overflow: the kinds of numbers that results may hold by their own overflow.
+        operands: for each operand with an effect, its survival and the effects on it.
+        selected: the number of operands that a selection takes its elements from; 0 for other nodes.
+
+    Returns:
+        the effects on the numbers; those on flags, indices and other results; the place of the first losing operand.
+    """
+    fate, told, gone, sure, loser = overflow, Fate.NONE, True, 0, None
+    for place, (survival, above) in enumerate(operands):
+        own = survival.through(above)
+        if loser is None and own & _WRONG:
+            loser = place
+        fate |= own | (above & _WRONG)
+        told |= above & Fate.TOLD
+        is_sure = bool(own & KINDS) and Fate.GONE not in above
+        gone = gone and not (is_sure and Fate.GONE not in own)
+        sure += is_sure
+    fate = fate | Fate.GONE if gone and (not selected or sure < selected) else fate & ~Fate.GONE
+    return (fate & ~Fate.TOLD) | told, fate & _WRONG, loser
+
+
+@functools.lru_cache(maxsize=1024)
+def _losing(survival: Survival, kinds: Fate) -> Fate:
+    """Return the kinds of numbers that an operand loses."""
+    return functools.reduce(operator.or_, (kind for kind in kinds & KINDS if survival.through(kind) & _WRONG))
 
 
 def survival_at(node: ir.Node, index: int, is_positive: Callable[[ir.Value], bool] = lambda _: False) -> Survival:
