@@ -42,7 +42,7 @@ def claims_something(operator: tuple[str, str], claim: Claim = claim_degrees) ->
 def may_be_scaled(operator: tuple[str, str], index: int) -> bool:
     """Return whether an operand of an operator may have a degree, with some attributes."""
     row = OPERATORS.get(operator)
-    if row is None or row.rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0, Kind.SHAPE):
+    if row is None or row.rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0, Kind.SHAPE, Kind.BODY):
         return False
     return row.rule.data == ALL or index in row.rule.data or index in row.rule.addends
 
