@@ -6,8 +6,8 @@ training operator documentation (com.microsoft). A module of this package holds 
 
 from graphscale.operators import arithmetic, control, layers, microsoft, shape  # noqa: F401 - they fill the table
 from graphscale.operators.casting import CastRule, Colour
+from graphscale.operators.fate import KINDS, LOST, Fate, Survival
 from graphscale.operators.rules import ALL, FIRST, Kind, Rule
-from graphscale.operators.survival import KINDS, LOST, Fate, Survival
 from graphscale.operators.table import (
     MICROSOFT,
     OPERATORS,

@@ -7,8 +7,7 @@ import math
 import onnx_ir as ir
 
 from graphscale.operators.casting import CLEAR, INFER, deny
-from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
-from graphscale.operators.survival import (
+from graphscale.operators.fate import (
     BOUNDED,
     BOUNDED_BELOW,
     GREATEST,
@@ -28,6 +27,7 @@ from graphscale.operators.survival import (
     Fate,
     Survival,
 )
+from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
 from graphscale.operators.table import Survivals, attribute, constant_tensor, row
 from graphscale.operators.traits import Trait
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.operators.casting import deny
+from graphscale.operators.fate import KEPT, PICKED
 from graphscale.operators.rules import FIRST, NONLINEAR, Kind, Rule
-from graphscale.operators.survival import KEPT, PICKED
 from graphscale.operators.table import row
 from graphscale.operators.traits import Trait
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.operators.casting import ALLOW, CLEAR, INFER, deny, infer
-from graphscale.operators.rules import FIRST, NONLINEAR, Kind, Rule
-from graphscale.operators.survival import (
+from graphscale.operators.fate import (
     BOUNDED,
     BOUNDED_BELOW,
     GREATEST,
@@ -21,6 +20,7 @@ from graphscale.operators.survival import (
     Fate,
     Survival,
 )
+from graphscale.operators.rules import FIRST, NONLINEAR, Kind, Rule
 from graphscale.operators.table import Survivals, attribute, row
 from graphscale.operators.traits import Trait
 

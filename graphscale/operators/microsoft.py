@@ -8,8 +8,8 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.operators.casting import ALLOW, CLEAR, INFER, deny, infer
+from graphscale.operators.fate import KEPT, LOST, MULTIPLIED, PICKED, SUMMED, TESTED, WEIGHTED
 from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
-from graphscale.operators.survival import KEPT, LOST, MULTIPLIED, PICKED, SUMMED, TESTED, WEIGHTED
 from graphscale.operators.table import MICROSOFT, PREVIEW_TRAINING, Optimizer, Survivals, attribute, row
 from graphscale.operators.traits import Trait
 

@@ -7,8 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.operators.casting import CLEAR, deny
-from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
-from graphscale.operators.survival import (
+from graphscale.operators.fate import (
     BOUNDED,
     GREATEST,
     KEPT,
@@ -21,6 +20,7 @@ from graphscale.operators.survival import (
     WEIGHTED,
     Survival,
 )
+from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
 from graphscale.operators.table import Survivals, attribute, row
 from graphscale.operators.traits import Trait
 

@@ -13,8 +13,8 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.operators.casting import CastRule
+from graphscale.operators.fate import LOST, UNREAD, Survival
 from graphscale.operators.rules import ALL, Kind, Rule
-from graphscale.operators.survival import LOST, UNREAD, Survival
 from graphscale.operators.traits import Trait
 
 __all__ = [

@@ -11,7 +11,7 @@ from itertools import permutations
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.survival import effects_on, kinds_of_test, shown_kinds, survivors
+from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds, survivors
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
 from graphscale.graph.values import constant_number, inputs_of, is_tensor, reads_shape, subgraphs

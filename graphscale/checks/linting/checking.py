@@ -11,8 +11,8 @@ import onnx_ir as ir
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
+from graphscale.checks.linting.noticing import INFINITY, is_empty, is_hiding, survivors
 from graphscale.checks.linting.state_search import Carry
-from graphscale.checks.linting.survival import INFINITY, is_empty, is_hiding, survivors
 from graphscale.flow.outcome import Outcomes
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
 from graphscale.graph.walks import is_contradiction, source_by_trait
