@@ -10,12 +10,9 @@ import onnx_ir as ir
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, degree_of
 from graphscale.flow.interpreter import Flow
 from graphscale.graph.values import Use, is_float, node_name
-from graphscale.operators import Kind, Rule, Trait, has_trait
+from graphscale.operators import Kind, Rule, may_bend
 
-__all__ = ["LOSING", "Place", "Plan", "Unscaling"]
-
-# Operators that turn an infinite number into a finite one.
-LOSING = Trait.LOSES_INFINITY | Trait.LOSES_NEGATIVE
+__all__ = ["Place", "Plan", "Unscaling"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +167,7 @@ class Plan(DegreeDomain):
             return Conflict(node, tuple(i for i in rule.operands(len(node.inputs)) if degrees.get(i)))
         if isinstance(result, Conflict):
             return result
-        if rule.kind is Kind.LINEAR and has_trait(node, LOSING):
+        if rule.kind is Kind.LINEAR and may_bend(node):
             return Conflict(node, carrying)  # an overflow would become a finite number before the check
         is_integer = result and any(rule.has_degree(i) and not is_float(v) for i, v in enumerate(node.outputs))
         if is_integer or rule.kind is Kind.COMPARE or (rule.kind is Kind.QUOTIENT and degrees.get(1)):

@@ -15,7 +15,7 @@ from graphscale.flow.support import reach
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import Use, is_source, uses_of
 from graphscale.graph.walks import ancestors
-from graphscale.operators import Kind, Trait, attribute, has_trait, rule_of
+from graphscale.operators import Kind, Trait, attribute, has_trait, rule_of, survival_of
 
 __all__ = ["find_narrow_sums"]
 
@@ -83,5 +83,4 @@ def _readers(value: ir.Value) -> Iterator[Use]:
 
 def _shows(use: Use, found: Collection[ir.Value]) -> bool:
     """Return whether a reader is a found value that is infinite or NaN wherever its operand is."""
-    shows = Trait.NONFINITE_OF_ALL if use.idx else Trait.NONFINITE_OF_FIRST | Trait.NONFINITE_OF_ALL
-    return use.node.outputs[0] in found and has_trait(use.node, shows)
+    return use.node.outputs[0] in found and survival_of(use.node, use.idx).shows

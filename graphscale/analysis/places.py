@@ -8,7 +8,7 @@ from collections.abc import Collection, Generator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import LOSING, Place, Plan
+from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.loss import is_differentiable
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients
@@ -27,7 +27,7 @@ from graphscale.graph.values import (
     uses_of,
 )
 from graphscale.graph.walks import reach, source_of
-from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
+from graphscale.operators import Kind, Rule, Trait, may_bend, rule_of
 
 __all__ = ["find_cotangents", "find_gradient_like_values", "find_places"]
 
@@ -151,7 +151,7 @@ class _Search:
         rule = rule_of(node)
         if rule is None or rule.unscaled_first or not rule.has_degree(value.index() or 0):
             return nonlinear
-        if rule.kind is Kind.LINEAR and has_trait(node, LOSING):
+        if rule.kind is Kind.LINEAR and may_bend(node):
             # The gradient is unscaled before its bounds, and scaled again behind them if necessary.
             bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v)]
             answer = (yield bounded[0]) if bounded else nonlinear

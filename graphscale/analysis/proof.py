@@ -2,7 +2,8 @@
 
 The symbol S is now the loss scale itself, of degree 1, and no product or division is assumed any more: inserted nodes
 are nodes like all others. Then every output and every carried state must have degree 0, the loss must not depend on S
-at all, every carried state must have a guard, and every in-place write must be ordered.
+at all, every carried state must have a guard, an overflow of any value must reach the finite check, and every in-place
+write must be ordered.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_
 from graphscale.flow.interpreter import Flow
 from graphscale.flow.outcome import Outcomes
 from graphscale.flow.support import depends_on, reach
+from graphscale.flow.survival import find_lost
 from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, subgraphs
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, nodes_with, rule_of
 
-__all__ = ["prove", "reach_unchecked", "scale_degrees", "scaled_contractions"]
+__all__ = ["prove", "prove_overflow_survives", "reach_unchecked", "scale_degrees", "scaled_contractions"]
 
 
 def prove(
@@ -74,6 +76,7 @@ def prove(
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
+        prove_overflow_survives(nodes, scale, checked, rule_nodes)
         reached = reach_unchecked(nodes, scale, frozenset(checked), rule_nodes)
         for node in nodes_with(nodes, Trait.EFFECT):
             if node not in rule_nodes and not reached.isdisjoint(operands_of(node)):
@@ -85,6 +88,25 @@ def prove(
         names = ", ".join(node_name(node) for node in readers)
         raise ProofError(f"{names} could read {operand_at(Use(write, 0)).name!r} after it was overwritten")
     return degrees
+
+
+def prove_overflow_survives(
+    nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value], rule_nodes: Container[ir.Node] = ()
+) -> None:
+    """Prove that an overflow of any multiple of the loss scale makes the tested values that depend on it non-finite.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order.
+        scale: the loss scale.
+        checked: the tested values.
+        rule_nodes: the nodes of the update rule, which are left out.
+
+    Raises:
+        ProofError: a node may make an overflow finite; the message names the first.
+    """
+    lost = find_lost((node for node in nodes if node not in rule_nodes), scale, checked)
+    for value, loss in lost.items():
+        raise ProofError(f"an overflow would not reach the finite check of {value.name!r}: {loss}")
 
 
 def scale_degrees(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import LOSING, Place, Plan
+from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.other_contractions import find_predictions
 from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.topology import Topology
@@ -30,7 +30,7 @@ from graphscale.graph.values import (
     operand_at,
     uses_at,
 )
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Kind, Trait, has_trait, may_bend, rule_of
 
 __all__ = ["Solver"]
 
@@ -223,7 +223,7 @@ class Solver:
     def _scale_others(self, conflict: Conflict) -> bool:
         """At a sum of degrees 1 and 0, scale the terms of degree 0, of a second loss or the same cotangent."""
         node = conflict.node
-        if node not in self.topology.index or has_trait(node, LOSING):
+        if node not in self.topology.index or may_bend(node):
             return False
         topology = self.topology
         is_cotangent = any(value in self.live for value in node.outputs)

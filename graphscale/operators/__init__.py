@@ -6,6 +6,7 @@ training operator documentation (com.microsoft). A module of this package holds 
 
 from graphscale.operators import arithmetic, control, layers, microsoft, shape  # noqa: F401 - they fill the table
 from graphscale.operators.casting import CastRule, Colour
+from graphscale.operators.fate import KINDS, LOST, Fate, Survival
 from graphscale.operators.rules import ALL, FIRST, Kind, Rule
 from graphscale.operators.table import (
     MICROSOFT,
@@ -15,10 +16,12 @@ from graphscale.operators.table import (
     attribute,
     constant_tensor,
     has_trait,
+    may_bend,
     nodes_with,
     optimizer_of,
     overwritten_inputs,
     rule_of,
+    survival_of,
     writing_nodes,
     written_inputs,
 )
@@ -28,23 +31,29 @@ from graphscale.operators.unruled import UNRULED
 __all__ = [
     "ALL",
     "FIRST",
+    "KINDS",
+    "LOST",
     "MICROSOFT",
     "OPERATORS",
     "PREVIEW_TRAINING",
     "UNRULED",
     "CastRule",
     "Colour",
+    "Fate",
     "Kind",
     "Optimizer",
     "Rule",
+    "Survival",
     "Trait",
     "attribute",
     "constant_tensor",
     "has_trait",
+    "may_bend",
     "nodes_with",
     "optimizer_of",
     "overwritten_inputs",
     "rule_of",
+    "survival_of",
     "writing_nodes",
     "written_inputs",
 ]

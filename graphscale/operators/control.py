@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.operators.casting import deny
+from graphscale.operators.fate import KEPT, PICKED
 from graphscale.operators.rules import FIRST, NONLINEAR, Kind, Rule
 from graphscale.operators.table import row
 from graphscale.operators.traits import Trait
@@ -29,11 +30,13 @@ row("If", _BODY, Trait.REMOVABLE_BY_CONDITION, deny("its bodies are treated by t
 row("Loop Scan", _BODY, Trait.REMOVABLE, deny("rounding adds up over the time steps"))
 
 # --- sequences and optional values ------------------------------------------------------------------------------------
-row("Optional OptionalGetElement SequenceAt SplitToSequence", FIRST, Trait.SHARES_BUFFER)
-row("ConcatFromSequence", FIRST, Trait.REMOVABLE)
+row("Optional OptionalGetElement SplitToSequence", FIRST, Trait.SHARES_BUFFER, survival=KEPT)
+row("SequenceAt", FIRST, Trait.SHARES_BUFFER, survival=PICKED)
+row("ConcatFromSequence", FIRST, Trait.REMOVABLE, survival=KEPT)
 # A sequence of gradients cannot be divided: its members are unscaled.
-row("SequenceConstruct", Rule(Kind.LINEAR, unscaled_first=True), Trait.SHARES_BUFFER)
-row("SequenceInsert", Rule(Kind.LINEAR, data=(0, 1), unscaled_first=True), Trait.SHARES_BUFFER)
+row("SequenceConstruct", Rule(Kind.LINEAR, unscaled_first=True), Trait.SHARES_BUFFER, survival=KEPT)
+_inserted = Rule(Kind.LINEAR, data=(0, 1), unscaled_first=True)
+row("SequenceInsert", _inserted, Trait.SHARES_BUFFER, survival=KEPT)
 row("SequenceLength SequenceEmpty OptionalHasElement", _DEGREE_0)
 
 # --- quantized numbers, text, boxes -----------------------------------------------------------------------------------

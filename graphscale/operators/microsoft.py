@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.operators.casting import ALLOW, CLEAR, INFER, deny, infer
+from graphscale.operators.fate import KEPT, LOST, MULTIPLIED, PICKED, SUMMED, TESTED, WEIGHTED
 from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
-from graphscale.operators.table import MICROSOFT, PREVIEW_TRAINING, Optimizer, attribute, row
+from graphscale.operators.table import MICROSOFT, PREVIEW_TRAINING, Optimizer, Survivals, attribute, row
 from graphscale.operators.traits import Trait
 
 _LOSS = deny("the loss stays float32")
@@ -25,44 +27,53 @@ def _resolve_activation(node: ir.Node, rule: Rule) -> Rule:
     return rule if homogeneous else dataclasses.replace(rule, kind=Kind.NONLINEAR)
 
 
+def _survive_activation(node: ir.Node) -> Survivals:
+    """Return the survival in a product before its activation."""
+    return LOST if attribute(node, "activation", "") else WEIGHTED
+
+
 def _resolve_scale(node: ir.Node, rule: Rule) -> Rule:
     """Return the rule of Scale, which an attribute makes a division."""
     return Rule(Kind.QUOTIENT, data=(0, 1)) if attribute(node, "scale_down", 0) else rule
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------
-row("View", FIRST, Trait.MOVE | Trait.SHARES_BUFFER, CLEAR, domain=MICROSOFT)
-row("SplitTraining", FIRST, Trait.MOVE, CLEAR, domain=MICROSOFT)
-row("ConcatTraining", Rule(Kind.LINEAR, outputs=(0,)), Trait.MOVE, CLEAR, domain=MICROSOFT)
-row("ExpandDims", FIRST, Trait.RESHAPE | Trait.MOVE | Trait.SHARES_BUFFER | Trait.NONFINITE_OF_FIRST, domain=MICROSOFT)
-row("GatherND ShrunkenGather Trilu", FIRST, Trait.PART | Trait.MOVE, domain=MICROSOFT)
-row("PadAndUnflatten", FIRST, Trait.MOVE, domain=MICROSOFT)
-row("FlattenAndUnpad", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.PART | Trait.MOVE, domain=MICROSOFT)
-row("PassThrough", LINEAR, Trait.SHARES_BUFFER, domain=MICROSOFT)
+row("View", FIRST, Trait.MOVE | Trait.SHARES_BUFFER, CLEAR, domain=MICROSOFT, survival=KEPT)
+row("SplitTraining", FIRST, Trait.MOVE, CLEAR, domain=MICROSOFT, survival=KEPT)
+row("ConcatTraining", Rule(Kind.LINEAR, outputs=(0,)), Trait.MOVE, CLEAR, domain=MICROSOFT, survival=KEPT)
+row("ExpandDims", FIRST, Trait.RESHAPE | Trait.MOVE | Trait.SHARES_BUFFER, domain=MICROSOFT, survival=KEPT)
+_PART = Trait.PART | Trait.MOVE
+row("GatherND ShrunkenGather Trilu", FIRST, _PART, domain=MICROSOFT, survival=PICKED)
+row("PadAndUnflatten", FIRST, Trait.MOVE, domain=MICROSOFT, survival=KEPT)
+row("FlattenAndUnpad", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), _PART, domain=MICROSOFT, survival=PICKED)
+row("PassThrough", LINEAR, Trait.SHARES_BUFFER, domain=MICROSOFT, survival=KEPT)
 
 # --- sums and products ------------------------------------------------------------------------------------------------
 _product = Rule(Kind.PRODUCT, data=(0, 1), contraction=True)
 _biased = Rule(Kind.PRODUCT, data=(0, 1), addends=(2,), contraction=True)
 _fused_convolution = Rule(Kind.PRODUCT, data=(0, 1), addends=(2, 3), contraction=True)
-row("FusedMatMul TransposeMatMul", _product, casting=ALLOW, domain=MICROSOFT)
-row("FusedGemm", _biased, casting=ALLOW, domain=MICROSOFT, resolve=_resolve_activation)
-row("FusedConv", _fused_convolution, casting=ALLOW, domain=MICROSOFT, resolve=_resolve_activation)
-row("Scale", Rule(Kind.PRODUCT, data=(0, 1)), casting=INFER, domain=MICROSOFT, resolve=_resolve_scale)
-row("BatchScale", FIRST, casting=INFER, domain=MICROSOFT)
-row("ScaledSum", LINEAR, casting=INFER, domain=MICROSOFT)
-row("ReduceSumTraining", FIRST, Trait.REDUCTION, INFER, domain=MICROSOFT)
-row("NcclAllReduce NcclAllGather NcclReduceScatter", LINEAR, domain=MICROSOFT)
+row("FusedMatMul TransposeMatMul", _product, casting=ALLOW, domain=MICROSOFT, survival=MULTIPLIED)
+_activated: dict[str, Any] = {"domain": MICROSOFT, "resolve": _resolve_activation, "survival": _survive_activation}
+row("FusedGemm", _biased, casting=ALLOW, **_activated)
+row("FusedConv", _fused_convolution, casting=ALLOW, **_activated)
+_scaled = Rule(Kind.PRODUCT, data=(0, 1))
+row("Scale", _scaled, casting=INFER, domain=MICROSOFT, resolve=_resolve_scale, survival={0: MULTIPLIED})
+row("BatchScale", FIRST, casting=INFER, domain=MICROSOFT, survival=MULTIPLIED)
+row("ScaledSum", LINEAR, casting=INFER, domain=MICROSOFT, survival=MULTIPLIED)
+row("ReduceSumTraining", FIRST, Trait.REDUCTION, INFER, domain=MICROSOFT, survival=SUMMED)
+row("NcclAllReduce NcclAllGather NcclReduceScatter", LINEAR, domain=MICROSOFT, survival=SUMMED)
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
 _dropout = Rule(Kind.LINEAR, data=(0,), outputs=(0,))
 _biased_dropout = Rule(Kind.LINEAR, data=(0, 1, 2), outputs=(0,))
-row("BitmaskDropout", _dropout, Trait.RANDOM, infer(wide_inputs=(1,)), domain=MICROSOFT)
-row("BiasDropout", _biased_dropout, Trait.RANDOM, INFER, domain=MICROSOFT)
-row("BitmaskBiasDropout", _biased_dropout, Trait.RANDOM, domain=MICROSOFT)
+row("BitmaskDropout", _dropout, Trait.RANDOM, infer(wide_inputs=(1,)), domain=MICROSOFT, survival=WEIGHTED)
+row("BiasDropout", _biased_dropout, Trait.RANDOM, INFER, domain=MICROSOFT, survival=WEIGHTED)
+row("BitmaskBiasDropout", _biased_dropout, Trait.RANDOM, domain=MICROSOFT, survival=WEIGHTED)
 row("BiasSoftmaxDropout", NONLINEAR, Trait.RANDOM, domain=MICROSOFT)
 
 # --- results without a scale ------------------------------------------------------------------------------------------
-row("IsFinite IsAllFinite", _DEGREE_0, Trait.FINITENESS_TEST, domain=MICROSOFT, dtype=ir.DataType.BOOL)
+_test: dict[str, Any] = {"domain": MICROSOFT, "dtype": ir.DataType.BOOL, "survival": TESTED}
+row("IsFinite IsAllFinite", _DEGREE_0, Trait.FINITENESS_TEST, **_test)
 row("All Group", _DEGREE_0, domain=MICROSOFT, dtype=ir.DataType.BOOL)
 row("BroadcastGradientArgs", _DEGREE_0, domain=MICROSOFT)
 
@@ -79,36 +90,37 @@ _losses = "NegativeLogLikelihoodLossInternal NegativeLogLikelihoodLossInternal2"
 row(_losses, NONLINEAR, casting=_LOSS, domain=MICROSOFT, class_axis=1)
 
 # --- gradients: linear in the cotangent -------------------------------------------------------------------------------
+_backward: dict[str, Any] = {"domain": MICROSOFT, "survival": WEIGHTED}
 _first = Rule(Kind.LINEAR, data=(0,), gradient=True)
 _third = Rule(Kind.LINEAR, data=(2,), gradient=True)
 _sum = Rule(Kind.LINEAR, data=(0,), contraction=True, gradient=True)
 
-row("ConvGrad ConvTransposeGrad", _sum, casting=ALLOW, domain=MICROSOFT)
-row("ReluGrad SliceGrad", _first, casting=CLEAR, domain=MICROSOFT)
-row("LeakyReluGrad SigmoidGrad TanhGrad DivGrad", _first, casting=INFER, domain=MICROSOFT)
-row("GeluGrad FastGeluGrad QuickGeluGrad BiasGeluGrad_dX BiasFastGeluGrad_dX", _first, casting=INFER, domain=MICROSOFT)
-row("DropoutGrad BitmaskDropoutGrad", _first, casting=infer(wide_inputs=(2,)), domain=MICROSOFT)
-row("ResizeGrad", _first, casting=infer(wide_inputs=(2, 3)), domain=MICROSOFT)
+row("ConvGrad ConvTransposeGrad", _sum, casting=ALLOW, **_backward)
+row("ReluGrad SliceGrad", _first, casting=CLEAR, **_backward)
+row("LeakyReluGrad SigmoidGrad TanhGrad DivGrad", _first, casting=INFER, **_backward)
+row("GeluGrad FastGeluGrad QuickGeluGrad BiasGeluGrad_dX BiasFastGeluGrad_dX", _first, casting=INFER, **_backward)
+row("DropoutGrad BitmaskDropoutGrad", _first, casting=infer(wide_inputs=(2,)), **_backward)
+row("ResizeGrad", _first, casting=infer(wide_inputs=(2, 3)), **_backward)
 _batch_statistics = infer(wide_inputs=(2, 3, 4), wide_outputs=(1, 2))
-row("BatchNormalizationGrad", _first, casting=_batch_statistics, domain=MICROSOFT)
-row("LayerNormalizationGrad", _first, casting=infer(wide_inputs=(3, 4)), domain=MICROSOFT)
-row("SimplifiedLayerNormalizationGrad", _first, casting=infer(wide_inputs=(3,)), domain=MICROSOFT)
-row("InvertibleLayerNormalizationGrad FakeQuantGrad", _first, domain=MICROSOFT)
-row("SoftmaxGrad SoftmaxGrad_13 LogSoftmaxGrad LogSoftmaxGrad_13", _first, casting=_PROBABILITIES, domain=MICROSOFT)
-row("SoftmaxDropoutGrad", _first, casting=_PROBABILITIES, domain=MICROSOFT)
-row("SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad", _first, casting=_LOSS, domain=MICROSOFT)
+row("BatchNormalizationGrad", _first, casting=_batch_statistics, **_backward)
+row("LayerNormalizationGrad", _first, casting=infer(wide_inputs=(3, 4)), **_backward)
+row("SimplifiedLayerNormalizationGrad", _first, casting=infer(wide_inputs=(3,)), **_backward)
+row("InvertibleLayerNormalizationGrad FakeQuantGrad", _first, **_backward)
+row("SoftmaxGrad SoftmaxGrad_13 LogSoftmaxGrad LogSoftmaxGrad_13", _first, casting=_PROBABILITIES, **_backward)
+row("SoftmaxDropoutGrad", _first, casting=_PROBABILITIES, **_backward)
+row("SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad", _first, casting=_LOSS, **_backward)
 # Input 5 is added to the gradient.
 _added = Rule(Kind.LINEAR, data=(0, 5), gradient=True)
-row("SoftmaxCrossEntropyLossInternalGrad", _added, casting=_LOSS, domain=MICROSOFT)
-row("GatherGrad GatherNDGrad", _third, casting=_CONTRIBUTIONS, domain=MICROSOFT)
-row("GatherElementsGrad", _first, casting=_CONTRIBUTIONS, domain=MICROSOFT)
+row("SoftmaxCrossEntropyLossInternalGrad", _added, casting=_LOSS, **_backward)
+row("GatherGrad GatherNDGrad", _third, casting=_CONTRIBUTIONS, **_backward)
+row("GatherElementsGrad", _first, casting=_CONTRIBUTIONS, **_backward)
 _lstm = Rule(Kind.LINEAR, data=(9, 10, 11), contraction=True, gradient=True)
-row("LSTMGrad", _lstm, casting=_STEPS, domain=MICROSOFT)
-row("GRUGrad", Rule(Kind.LINEAR, data=(8, 9), contraction=True, gradient=True), casting=_STEPS, domain=MICROSOFT)
+row("LSTMGrad", _lstm, casting=_STEPS, **_backward)
+row("GRUGrad", Rule(Kind.LINEAR, data=(8, 9), contraction=True, gradient=True), casting=_STEPS, **_backward)
 
 # ONNX Runtime has these in the domain of ONNX.
-row("AveragePoolGrad MaxPoolGrad", _first, casting=INFER)
-row("SparseSoftmaxCrossEntropyGrad", _first, casting=_LOSS)
+row("AveragePoolGrad MaxPoolGrad", _first, casting=INFER, survival=WEIGHTED)
+row("SparseSoftmaxCrossEntropyGrad", _first, casting=_LOSS, survival=WEIGHTED)
 
 # --- optimizers and accumulators --------------------------------------------------------------------------------------
 # Their operands are unscaled gradients. From ONNX Runtime's training operator schemas (orttraining), and from running
@@ -132,8 +144,9 @@ row("LambOptimizer", NONLINEAR, _WRITES, domain=MICROSOFT, optimizer=_lamb)
 row("InplaceClipGradNorm", NONLINEAR, _WRITES, domain=MICROSOFT)
 row("ZeroGradient", _DEGREE_0, _WRITES, domain=MICROSOFT)
 # A running sum of gradients, kept in a buffer of the caller's: its operands must be unscaled, since the scale may
-# change between two additions.
-row("InPlaceAccumulator InPlaceAccumulatorV2", NONLINEAR, _WRITES | Trait.ACCUMULATOR, domain=MICROSOFT)
+# change between two additions. An assignment leaves the old sum out.
+_accumulated: dict[str, Any] = {"domain": MICROSOFT, "survival": {0: PICKED, 1: SUMMED}}
+row("InPlaceAccumulator InPlaceAccumulatorV2", NONLINEAR, _WRITES | Trait.ACCUMULATOR, **_accumulated)
 row("ReduceAllL2", NONLINEAR, domain=MICROSOFT)
 
 # Operators of ONNX that return their results, and do not write.

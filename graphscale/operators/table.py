@@ -13,7 +13,8 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.operators.casting import CastRule
-from graphscale.operators.rules import Rule
+from graphscale.operators.fate import LOST, UNREAD, Survival
+from graphscale.operators.rules import ALL, Kind, Rule
 from graphscale.operators.traits import Trait
 
 __all__ = [
@@ -24,12 +25,14 @@ __all__ = [
     "attribute",
     "constant_tensor",
     "has_trait",
+    "may_bend",
     "nodes_with",
     "operators_with",
     "optimizer_of",
     "overwritten_inputs",
     "row",
     "rule_of",
+    "survival_of",
     "writing_nodes",
     "written_inputs",
 ]
@@ -40,6 +43,9 @@ PREVIEW_TRAINING = "ai.onnx.preview.training"
 
 # Gives the rule of one node, from its attributes and types and from the rule of its operator.
 Resolver = Callable[[ir.Node, Rule], Rule]
+
+# For each operand, or for all that the degree rule speaks of; a function gives it where attributes or constants matter.
+Survivals = Survival | Mapping[int, Survival]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +92,7 @@ class Operator:
         written: `{input: output}`: the running statistics that it writes into the buffer of an input.
         overwritten: the inputs where kernels of ONNX Runtime put running statistics if `training_mode` is set, though
             the operator's definition says nothing of it.
+        survival: the survival of infinities and NaN in its operands; those without one lose them.
         class_axis: for a loss whose second input holds class numbers: the axis of the first input that they index.
     """
 
@@ -97,6 +104,7 @@ class Operator:
     optimizer: Optimizer | None = None
     written: Mapping[int, int] = dataclasses.field(default_factory=dict)
     overwritten: tuple[int, ...] = ()
+    survival: Survivals | Callable[[ir.Node], Survivals] = LOST
     class_axis: int | None = None
 
 
@@ -144,6 +152,27 @@ def rule_of(node: ir.Node) -> Rule | None:
     if operator is None:
         return None
     return operator.rule if operator.resolve is None else operator.resolve(node, operator.rule)
+
+
+def survival_of(node: ir.Node, index: int) -> Survival:
+    """Return the survival of infinities and NaN in an operand of a node; an unknown operator loses them."""
+    operator = OPERATORS.get((node.domain, node.op_type))
+    if operator is None:
+        return LOST
+    rule, survival = operator.rule, operator.survival
+    if rule.kind is Kind.SHAPE or index in rule.ignored:
+        return UNREAD
+    if callable(survival):
+        survival = survival(node)
+    if not isinstance(survival, Survival):
+        return survival.get(index, LOST)
+    return survival if rule.data == ALL or index in rule.data or index in rule.addends else LOST
+
+
+def may_bend(node: ir.Node) -> bool:
+    """Return whether an overflow in an operand that the degree rule speaks of may become a wrong finite number."""
+    rule = rule_of(node)
+    return rule is None or any(survival_of(node, i).bends for i in rule.operands(len(node.inputs)))
 
 
 @functools.cache

@@ -23,15 +23,8 @@ class Trait(enum.Flag):
     ELEMENTWISE = enum.auto()  # each element follows from the elements at its place alone, broadcasting included
     COMMUTATIVE = enum.auto()  # the same, whatever the order of the operands
     BOUND = enum.auto()  # the numbers of an operand, or bounds that they exceed
-    REDUCTION = enum.auto()  # one number for all numbers along some axes
-
-    # --- numbers that are not finite ---
-    NONFINITE_OF_FIRST = enum.auto()  # each such element of the first operand makes an element of the result so
-    NONFINITE_OF_ALL = enum.auto()  # each such element of any operand does
-    LOSES_NAN = enum.auto()  # kernels of ONNX Runtime may return another number where an operand holds a NaN
-    LOSES_INFINITY = enum.auto()  # an infinite element of an operand may give a finite result
-    LOSES_NEGATIVE = enum.auto()  # minus infinity may give a finite result, infinity itself does not
     FINITENESS_TEST = enum.auto()  # the result says whether the operand is finite
+    REDUCTION = enum.auto()  # one number for all numbers along some axes
 
     # --- effects ---
     RANDOM = enum.auto()  # draws random numbers

@@ -13,7 +13,7 @@ from graphscale.operators import OPERATORS, Kind, rule_of
 # The traits that `properties` compares with a runtime.
 CHECKED_TRAITS = frozenset(
     {"RESHAPE", "CAST", "PERMUTE", "REPEAT", "SIGN", "PART", "MOVE", "BOUND", "ELEMENTWISE", "COMMUTATIVE"}
-    | {"NONFINITE_OF_FIRST", "NONFINITE_OF_ALL", "TOTAL", "TOTAL_BY_AXES", "TOTAL_BY_SHAPES", "RANDOM", "WRITES_INPUT"}
+    | {"TOTAL", "TOTAL_BY_AXES", "TOTAL_BY_SHAPES", "RANDOM", "WRITES_INPUT"}
 )
 
 # The degree of each output, or None where the table forbids such operands.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.operators import MICROSOFT
+from graphscale.operators import ALL, MICROSOFT, OPERATORS, Kind
 from tests.operators.claims import CHECKED_TRAITS, Claim, claim_degrees, ruled_operators, traits_of
 from tests.operators.recipes import RECIPES
 
@@ -37,6 +37,14 @@ def claims_something(operator: tuple[str, str], claim: Claim = claim_degrees) ->
     node = ir.Node(operator[0], operator[1], inputs, num_outputs=4)
     ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 20, MICROSOFT: 1})
     return any(claim(node, {str(value.name): 1}) is not None for value in inputs)
+
+
+def may_be_scaled(operator: tuple[str, str], index: int) -> bool:
+    """Return whether an operand of an operator may have a degree, with some attributes."""
+    row = OPERATORS.get(operator)
+    if row is None or row.rule.kind in (Kind.NONLINEAR, Kind.DEGREE_0, Kind.SHAPE, Kind.BODY):
+        return False
+    return row.rule.data == ALL or index in row.rule.data or index in row.rule.addends
 
 
 def find_uncovered() -> list[str]:

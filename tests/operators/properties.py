@@ -71,18 +71,6 @@ class _Probe:
 _Check = Callable[[_Probe], Iterator[str]]
 
 
-def _keep_nonfinite(probe: _Probe, names: Sequence[str]) -> Iterator[str]:
-    for index, name in enumerate(names):
-        for place, value, outputs in (
-            probe.replace(index, _SPECIAL) if is_float_data(probe.case.feeds.get(name)) else ()
-        ):
-            floats = [output.astype(np.float64) for output in outputs if is_float_data(output)]
-            if floats and not any(output.size for output in floats):
-                break  # the other operands make an empty result
-            finite = all(np.isfinite(output).all() for output in floats)
-            yield f"{value} at {place} of operand {index} gives finite results" if finite else ""
-
-
 def _keep_exactly(probe: _Probe) -> Iterator[str]:
     """NaN stays NaN, and infinity stays infinite."""
     if not is_float_data(probe.first):
@@ -212,8 +200,6 @@ _CHECKS: Mapping[str, _Check] = {
     **_OF_ALL,
     "ELEMENTWISE": _check_elementwise,
     "COMMUTATIVE": _check_commutative,
-    "NONFINITE_OF_FIRST": lambda probe: _keep_nonfinite(probe, probe.names[:1]),
-    "NONFINITE_OF_ALL": lambda probe: _keep_nonfinite(probe, probe.names),
 }
 assert _CHECKS.keys() | {"RANDOM", "WRITES_INPUT"} == CHECKED_TRAITS
 

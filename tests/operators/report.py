@@ -1,4 +1,4 @@
-"""Write docs/project/conformance.md: rules and traits tried, on how many nodes, and the ones too strict.
+"""Write docs/project/conformance.md: rules, traits and survivals tried, on how many nodes, and the ones too strict.
 
     python -m tests.operators.report [--lists]
 
@@ -19,13 +19,15 @@ import onnxruntime
 
 from tests.operators.cases import NEWEST, OLDEST, Case, is_training_operator, schema_versions
 from tests.operators.claims import ruled_operators, traits_of
-from tests.operators.coverage import UNTRIED, claims_something
+from tests.operators.coverage import UNTRIED, claims_something, may_be_scaled
 from tests.operators.drawn import each_draw
 from tests.operators.properties import try_traits
 from tests.operators.recipes import RECIPES, draw_case
 from tests.operators.runtimes import RefusedError
 from tests.operators.scaling import Trial, try_case
 from tests.operators.suite import suite_cases
+from tests.operators.survival import SPECIAL, find_weak, try_survival
+from tests.operators.survival import Trial as SurvivalTrial
 from tests.operators.values import is_float_data
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "project" / "conformance.md"
@@ -33,15 +35,17 @@ _BEGIN, _END = "<!-- numbers -->\n", "<!-- end of numbers -->\n"
 
 _INTRODUCTION = """# Conformance
 
-The degree rules and traits of operators are a table written by hand. The tests compare the table with the results of
-ONNX Runtime, or of the reference evaluator of ONNX where ONNX Runtime lacks an opset or a type.
+The degree rules, traits and survivals of operators are a table written by hand. The tests compare the table with the
+results of ONNX Runtime, or of the reference evaluator of ONNX where ONNX Runtime lacks an opset or a type.
 
 - **Degrees.** Operands are multiplied by powers of two, each alone and together with others, and set to zero where
   the analysis knows zeros. Each output must be multiplied by the power that the rule claims, bit by bit. A rule that
   is stricter than necessary is no mistake; the list below names those rules.
-- **Traits.** NaN and infinities are put at single places; operators that cannot fail are fed with extremes; two seeds
-  show what is random; fed memory shows writes; elements are compared where a trait states that a result holds those
-  of an operand.
+- **Traits.** Operators that cannot fail are fed with extremes; two seeds show what is random; fed memory shows writes;
+  elements are compared where a trait states that a result holds those of an operand.
+- **Survival.** Infinity, minus infinity and NaN are put at single places of each operand, and ordinary numbers at the
+  same places. The survival of the operand names the effects that such a number may have: infinity of either sign, NaN,
+  no effect because it is left out, or a finite number that depends on it, as from a bound. Another effect is a mistake.
 
 The nodes are those of ONNX's own operator suite, and nodes drawn for each definition that an operator has in the
 opsets that graphscale admits: optional operands present and absent, all values of attributes that are words, ranks 0
@@ -94,11 +98,11 @@ def read_numbers(page: str) -> str:
 
 @dataclasses.dataclass
 class _Tally:
-    """Counts over cases: of nodes that ran and that no runtime ran, of claims, and of trials of traits.
+    """Counts over cases: of nodes that ran and that no runtime ran, of claims, and of trials of traits and survivals.
 
     Attributes:
         conflicts: the assignments that the table forbids.
-        wrong: the claims and traits that did not hold.
+        wrong: the claims, traits and survivals that did not hold.
         operators: the operators that ran.
         by_opset: for each opset, the operators and the numbers of nodes and claims.
     """
@@ -108,6 +112,7 @@ class _Tally:
     claims: int = 0
     conflicts: int = 0
     traits: int = 0
+    survivals: int = 0
     wrong: int = 0
     operators: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     by_opset: dict[int, tuple[set[tuple[str, str]], Counter[str]]] = dataclasses.field(
@@ -143,6 +148,7 @@ def _measure() -> str:
     }
     tallies = {source: _Tally() for source in sources}
     strict: dict[tuple[tuple[str, str], tuple[int, ...]], list[set[int]]] = defaultdict(list)
+    survived: dict[tuple[str, str], list[SurvivalTrial]] = defaultdict(list)
     for source, cases in sources.items():
         for case in cases:
             try:
@@ -152,22 +158,28 @@ def _measure() -> str:
                 continue
             tallies[source].add(trial)
             tallies[source].traits += findings.tried.total()
-            tallies[source].wrong += len(findings.wrong)
+            survival = try_survival(case)
+            survived[case.operator].append(survival)
+            tallies[source].survivals += survival.tried
+            tallies[source].wrong += len(findings.wrong) + len(survival.wrong)
             inputs = list(case.node.input)
             # The results of an operator that writes into its operands say nothing of what it writes.
             for names, degrees in trial.forbidden.items() if "WRITES_INPUT" not in traits_of(case.operator) else ():
                 if all(name in inputs for name in names) and len(degrees) < 2:
                     strict[case.operator, tuple(map(inputs.index, names))].append(degrees)
-    return "\n".join([*_totals(tallies), *_opsets(tallies), *_strict_rules(strict)])
+    return "\n".join([*_totals(tallies), *_opsets(tallies), *_strict_rules(strict), *_weak_survivals(survived)])
 
 
 def _totals(tallies: dict[str, _Tally]) -> list[str]:
     versions = f"onnx {onnx.__version__}, onnxruntime {onnxruntime.__version__}"
     lines = ["", f"## Numbers ({versions})", ""]
-    lines += ["| nodes | operators | ran | refused | degrees tried | forbidden | traits tried | wrong |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "| nodes | operators | ran | refused | degrees tried | forbidden | traits tried | survivals tried | wrong |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     for source, tally in tallies.items():
         counts = (len(tally.operators), tally.nodes, tally.refused, tally.claims, tally.conflicts, tally.traits)
+        counts += (tally.survivals,)
         lines.append(f"| {source} | {' | '.join(f'{count:,}' for count in counts)} | {tally.wrong} |")
     return lines
 
@@ -195,6 +207,22 @@ def _strict_rules(strict: dict[tuple[tuple[str, str], tuple[int, ...]], list[set
         operators = "; ".join(f"`{_name(key)}` {', '.join(found[key])}" for key in sorted(found))
         lines += ["", f"- {text}: {operators}."]
     return [*lines, ""]
+
+
+def _weak_survivals(trials: dict[tuple[str, str], list[SurvivalTrial]]) -> list[str]:
+    """Name the operands whose numbers may be bent by the table, and are not, among those that may be scaled."""
+    texts = []
+    for operator, of_operator in sorted(trials.items()):
+        weak = {i: kinds for i, kinds in find_weak(of_operator).items() if may_be_scaled(operator, i)}
+        names = (
+            f"{i} ({', '.join(str(number) for kind, number in SPECIAL.items() if kind in kinds)})"
+            for i, kinds in sorted(weak.items())
+        )
+        texts += [f"`{_name(operator)}` {', '.join(names)}"] if weak else []
+    lines = [
+        "Weaker than need be: these numbers may be bent by the table, since other kernels may do so, and none was:"
+    ]
+    return [*lines, "", "; ".join(texts) + ".", ""]
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ def open_case(case: Case) -> Run:
     raise RefusedError("; ".join(refusals))
 
 
+def is_reference(run: Run) -> bool:
+    """Return whether a function of `open_case` runs the reference evaluator."""
+    return getattr(run, "__qualname__", "").startswith(_open_reference.__name__)
+
+
 def run_with_seed(case: Case, seed: int) -> list[Data] | None:
     """Return what a case computes if ONNX Runtime has a seed, and the node none; None if it has no kernel."""
     model = onnx.ModelProto()

@@ -37,19 +37,6 @@ SETS = {
         "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
         "ReduceSumSquare microsoft.ReduceSumTraining"
     ),
-    Trait.NONFINITE_OF_FIRST: (
-        "Abs Cast CastLike DepthToSpace Div Expand Flatten Identity Neg ReduceL1 ReduceL2 ReduceMean "
-        "ReduceSum ReduceSumSquare Reshape ReverseSequence SpaceToDepth Squeeze Tile Transpose Unsqueeze "
-        "microsoft.ExpandDims"
-    ),
-    Trait.NONFINITE_OF_ALL: "Add Concat Mean Mul Sub Sum",
-    Trait.LOSES_NAN: "ArgMax ArgMin GlobalMaxPool MaxPool ReduceMax ReduceMin TopK",
-    Trait.LOSES_INFINITY: (
-        "ArgMax ArgMin Atan Clip Erf HardSigmoid Min Reciprocal ReduceMin Sigmoid Sign Softsign Tanh"
-    ),
-    Trait.LOSES_NEGATIVE: (
-        "Celu Elu Exp GlobalMaxPool Max MaxPool ReduceLogSumExp ReduceMax Relu Selu Softmax Softplus ThresholdedRelu"
-    ),
     Trait.FINITENESS_TEST: "IsInf IsNaN microsoft.IsAllFinite microsoft.IsFinite",
     Trait.RANDOM: (
         "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike "

@@ -1,4 +1,4 @@
-"""Former rules with wrong gradients, restored: the checks of degrees and traits report each."""
+"""Former rules with wrong gradients, restored: the checks of degrees, traits and survivals report each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,24 @@ import onnx_ir as ir
 import pytest
 
 from graphscale.flow.degree import ZERO, Degree
-from graphscale.operators import MICROSOFT
+from graphscale.operators import LOST, MICROSOFT, Fate, Survival, survival_of
+from graphscale.operators.fate import (
+    BOUNDED,
+    BOUNDED_BELOW,
+    KEPT,
+    MULTIPLIED,
+    PICKED,
+    SUMMED,
+    UNDEFINED,
+    UNREAD,
+)
 from tests.operators.claims import Claim, Claimed, claim_degrees
 from tests.operators.drawn import each_draw
 from tests.operators.properties import try_traits
 from tests.operators.recipes import draw_case
 from tests.operators.runtimes import RefusedError
 from tests.operators.scaling import try_case
+from tests.operators.survival import try_survival
 
 pytestmark = pytest.mark.sample(3)
 
@@ -109,9 +120,7 @@ def test_an_old_rule_is_reported(domain: str, name: str, claim: Claim) -> None:
 @pytest.mark.parametrize(
     ("name", "trait"),
     [
-        ("Slice", "NONFINITE_OF_FIRST"),
         ("Max", "REPEAT"),
-        ("Where", "NONFINITE_OF_ALL"),
         ("Softmax", "ELEMENTWISE"),
         ("Sub", "COMMUTATIVE"),
         ("Resize", "MOVE"),
@@ -121,6 +130,47 @@ def test_an_old_rule_is_reported(domain: str, name: str, claim: Claim) -> None:
 def test_a_wrong_trait_is_reported(name: str, trait: str) -> None:
     check = functools.partial(try_traits, claimed=frozenset({trait}))
     assert _any_wrong("", name, lambda case: check(case).wrong)
+
+
+@pytest.mark.parametrize(
+    ("domain", "name", "index", "survival"),
+    [
+        # Former rules of the table and of lint.
+        ("", "Erf", 0, BOUNDED),
+        ("", "Sign", 0, BOUNDED),
+        ("", "Shrink", 0, KEPT),
+        ("", "ThresholdedRelu", 0, BOUNDED_BELOW),
+        # Clip without a bound, as if it kept infinity; a selection and a part, as if they took everything.
+        ("", "Clip", 0, KEPT),
+        ("", "Where", 1, KEPT),
+        ("", "Slice", 0, KEPT),
+        ("", "Compress", 0, LOST._replace(plus=Fate.BENT)),
+        # Each of them bends what the rule keeps.
+        ("", "Relu", 0, KEPT),
+        ("", "Max", 0, KEPT),
+        ("", "ReduceMin", 0, BOUNDED),
+        ("", "Div", 1, MULTIPLIED),
+        ("", "Reciprocal", 0, UNDEFINED),
+        ("", "Softmax", 0, UNDEFINED),
+        ("", "LogSoftmax", 0, SUMMED),
+        ("", "TopK", 0, PICKED),
+        ("", "Greater", 0, UNREAD),
+        # Another number than the rule says.
+        ("", "Neg", 0, KEPT),
+        ("", "Abs", 0, KEPT),
+        ("", "Sub", 1, SUMMED),
+        ("", "Mul", 0, SUMMED),
+        ("", "Sqrt", 0, SUMMED),
+        (MICROSOFT, "ReluGrad", 0, MULTIPLIED),
+        (MICROSOFT, "FusedGemm", 0, MULTIPLIED),
+    ],
+)
+@pytest.mark.training
+def test_a_wrong_survival_is_reported(domain: str, name: str, index: int, survival: Survival) -> None:
+    def claim(node: ir.Node, operand: int) -> Survival:
+        return survival if operand == index else survival_of(node, operand)
+
+    assert _any_wrong(domain, name, lambda case: try_survival(case, claim).wrong)
 
 
 def test_a_node_that_fails_is_reported() -> None:

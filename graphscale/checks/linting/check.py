@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
+import operator
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import permutations
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_infinite, kinds_of_test, survivors
+from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds, survivors
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
-from graphscale.graph.values import constant_number, inputs_of, reads_shape, subgraphs
+from graphscale.graph.values import constant_number, inputs_of, is_tensor, reads_shape, subgraphs
 from graphscale.graph.walks import is_contradiction, source_by_trait
-from graphscale.operators import Trait, has_trait, nodes_with
+from graphscale.operators import KINDS, Fate, Trait, has_trait, nodes_with
 
 __all__ = ["Check", "find_flag"]
 
@@ -98,8 +100,8 @@ class Check:
         value: the result.
         sources: the values that gradients are computed from.
         fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
-        sees: for values, the kinds of numbers that the check notices: NaN, infinity, or both.
-        lost: for values with a partial check, `{NaN or infinity: the node that loses it}`.
+        sees: for values, the kinds of numbers that the check notices.
+        lost: for values with a partial check, `{kind: the node that loses it}`.
         needed: the values with other uses than the check: the gradients, and the values above them.
         dependent: the result, and the values that depend on it.
     """
@@ -108,8 +110,8 @@ class Check:
         self.view = view
         self.value = value
         self.sources = sources
-        self.sees: dict[ir.Value, Kinds] = {}
-        self.lost: dict[ir.Value, dict[str, ir.Node]] = {}
+        self.sees: dict[ir.Value, Fate] = {}
+        self.lost: dict[ir.Value, dict[Fate, ir.Node]] = {}
         self.dependent = frozenset(view.descendants([value]))
         self._numbers = self._made_of_flags()
         self.fails_as = self._polarity()
@@ -125,17 +127,21 @@ class Check:
             if meanings:
                 self._through_flags(node, meanings)
                 continue
-            kinds = NOTHING.union(*(self.sees.get(value, NOTHING) for value in node.outputs))
+            kinds = _union(self.sees.get(value, Fate.NONE) for value in node.outputs)
             lost = {k: n for output in node.outputs for k, n in self.lost.get(output, {}).items()}
             is_passed = (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources))
             operands = view.operands(node) if is_passed and not reads_shape(node) else ()
             for operand in (each for each in dict.fromkeys(operands) if each in sources):
-                passed = survivors(node, operand, kinds)
-                self._see(operand, passed, {**lost, **dict.fromkeys(kinds - passed, node)})
+                effects = effects_on(view, node, operand)
+                # The members of a sequence are tested one by one.
+                passed = shown_kinds(effects, kinds, is_tensor(operand))
+                losing = {kind: [n for k, n in lost.items() if k in effects.through(kind)] for kind in KINDS & ~passed}
+                other = node if kinds else next(iter(lost.values()))
+                self._see(operand, passed, {kind: nodes[0] if nodes else other for kind, nodes in losing.items()})
 
     def covers(self, value: ir.Value) -> bool:
         """Return whether a value is tested for NaN and infinity."""
-        return self.sees.get(value) == BOTH
+        return self.sees.get(value) == KINDS
 
     def _made_of_flags(self) -> set[ir.Value]:
         """Return the numbers computed from flags alone, such as the count of true ones."""
@@ -184,7 +190,7 @@ class Check:
         if has_trait(node, Trait.FINITENESS_TEST):
             kinds = kinds_of_test(node)
             for value in inputs_of(node):
-                self._see(value, kinds, dict.fromkeys(BOTH - kinds, node))
+                self._see(value, kinds, dict.fromkeys(KINDS & ~kinds, node))
         elif is_comparison(node) and not self._counts(node) and not any(v in self.view.flags for v in flags):
             self._compare(node, meanings)
         elif node.op_type in ("And", "Or") and self._hides(node, meanings):
@@ -196,12 +202,12 @@ class Check:
                 self._meanings.setdefault(value, set()).update(passed)
         data = node.inputs[0] if has_trait(node, Trait.CAST) and not flags else None
         if data is not None and data in self.sources:
-            self._see(data, NOTHING, dict.fromkeys(BOTH, node))  # a flag of nonzero numbers, such as NaN
+            self._see(data, Fate.NONE, dict.fromkeys(KINDS, node))  # a flag of nonzero numbers, such as NaN
         for body in subgraphs(node):
             # The branches of an If count as a test of their captures.
             for value in (v for inner in body for v in inputs_of(inner) if v.graph is not body and v in self.sources):
-                seen = survivors(node, value, BOTH)
-                self._see(value, seen, dict.fromkeys(BOTH - seen, node))
+                seen = survivors(self.view, node, value, KINDS)
+                self._see(value, seen, dict.fromkeys(KINDS & ~seen, node))
 
     def _hides(self, node: ir.Node, meanings: set[bool | None]) -> bool:
         """Return whether a failure never shows (`finite or true`), or only if both operands fail (`one or other`)."""
@@ -218,22 +224,32 @@ class Check:
         if first is None or second is None:
             return
         true_fails, false_fails = bool(meanings & {True, None}), bool(meanings & {False, None})
-        kinds = {NAN} if false_fails else set()
-        # A comparison for equality fails for infinity too; x < c is false for it, and x > c true.
-        greater = node.op_type != "Equal" and node.op_type.startswith("Greater") == (first in self.sources)
-        if first is not second and (true_fails if greater else false_fails):
-            kinds.add(INF)
-        # |x| == infinity
-        if is_infinite(first, second) or is_infinite(second, first):
-            kinds = {INF} if true_fails else set()
-        for value in {first, second}:
-            if value in self.sources:
-                self._see(value, frozenset(kinds), dict.fromkeys(BOTH - kinds, node))
+        for value, other in ((first, second), (second, first)):
+            if value not in self.sources:
+                continue
+            kinds = Fate.NAN if false_fails else Fate.NONE
+            limit = constant_number(other)
+            if node.op_type == "Equal" and limit is not None and math.isinf(limit):
+                kinds = (Fate.PLUS if limit > 0 else Fate.MINUS) if true_fails else Fate.NONE
+            elif node.op_type == "Equal":
+                # All that differs from a finite number fails; but infinity equals itself.
+                kinds |= Fate.PLUS | Fate.MINUS if false_fails and first is not second else Fate.NONE
+            elif first is not second:
+                # x > c is true for infinity and false for minus infinity, x < c the other way around.
+                above, below = (true_fails, false_fails)
+                if node.op_type.startswith("Greater") != (value is first):
+                    above, below = below, above
+                kinds |= (Fate.PLUS if above else Fate.NONE) | (Fate.MINUS if below else Fate.NONE)
+            self._see(value, kinds, dict.fromkeys(KINDS & ~kinds, node))
 
-    def _see(self, value: ir.Value, kinds: Kinds, lost: Mapping[str, ir.Node]) -> None:
-        seen = self.sees.get(value, NOTHING) | kinds
+    def _see(self, value: ir.Value, kinds: Fate, lost: Mapping[Fate, ir.Node]) -> None:
+        seen = self.sees.get(value, Fate.NONE) | kinds
         self.sees[value] = seen
         self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
+
+
+def _union(kinds: Iterable[Fate]) -> Fate:
+    return functools.reduce(operator.or_, kinds, Fate.NONE)
 
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -9,12 +11,12 @@ import onnx_ir as ir
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
+from graphscale.checks.linting.noticing import INFINITY, is_empty, is_hiding, survivors
 from graphscale.checks.linting.state_search import Carry
-from graphscale.checks.linting.survival import BOTH, INF, NAN, NOTHING, Kinds, is_empty, is_hiding, survivors
 from graphscale.flow.outcome import Outcomes
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
 from graphscale.graph.walks import is_contradiction, source_by_trait
-from graphscale.operators import Trait, has_trait, rule_of
+from graphscale.operators import KINDS, Fate, Trait, has_trait, rule_of
 
 __all__: list[str] = []
 
@@ -84,7 +86,9 @@ def _missing(check: Check, value: ir.Value) -> list[tuple[str, ir.Node | None]]:
     part = next((node for node in lost.values() if has_trait(node, Trait.PART) or is_empty(node)), None)
     if part is not None or not lost:
         return [("GS301", part)]
-    return [(code, lost[kind]) for kind, code in ((NAN, "GS302"), (INF, "GS303")) if kind in lost]
+    codes = {"GS302": Fate.NAN, "GS303": INFINITY}
+    losing = {code: [lost[kind] for kind in kinds if kind in lost] for code, kinds in codes.items()}
+    return [(code, nodes[0]) for code, nodes in losing.items() if nodes]
 
 
 def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Check) -> Finding:
@@ -96,7 +100,7 @@ def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Ch
     assert node is not None
     if code == "GS306":
         return report(code, f"{op_name(node)} hides NaN or infinity in {names} from the check", node, values[0])
-    kind = NAN if code == "GS302" else INF
+    kind = "NaN" if code == "GS302" else "infinity"
     return report(code, f"{op_name(node)} does not tell of {kind} in {names}", node, values[0])
 
 
@@ -170,29 +174,30 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
     if context.check is None or context.flow is None or context.window_check is not None:
         return
     seen = _shown(context, context.check)
-    excused: dict[ir.Value, Kinds] = {}
+    excused: dict[ir.Value, Fate] = {}
     for node in context.view.nodes:
         if reads_shape(node) or context.check.needed.isdisjoint(node.outputs):
             continue
         if any(context.is_bookkeeping(value) for value in node.outputs):
             continue
-        above = BOTH if context.check.dependent.intersection(node.outputs) else NOTHING
+        above = KINDS if context.check.dependent.intersection(node.outputs) else Fate.NONE
         for value in (each for each in context.view.operands(node) if each in context.sources):
-            known = seen.get(value, NOTHING)
+            known = seen.get(value, Fate.NONE)
             if _adds_none(context, value):
-                known |= excused.get(value, NOTHING)
+                known |= excused.get(value, Fate.NONE)
             above |= known
-            result = NOTHING.union(*(seen.get(output, NOTHING) for output in node.outputs))
-            lost = result - survivors(node, value, result, of_all=False) - known
+            result = functools.reduce(operator.or_, (seen.get(output, Fate.NONE) for output in node.outputs))
+            lost = result & ~survivors(context.view, node, value, result, of_all=False) & ~known
             # The scale's own values are no gradients, and neither is a sum over a whole tensor.
             is_own = context.is_bookkeeping(value) or value in context.roots
             if lost and is_float(value) and not is_own and not is_scalar(value):
-                what = f"{' and '.join(sorted(lost))} in {value.name!r}"
+                names = [name for name, kinds in (("NaN", Fate.NAN), ("infinity", INFINITY)) if lost & kinds]
+                what = f"{' and '.join(names)} in {value.name!r}"
                 message = f"{op_name(node)} makes {what} finite, and {context.check.value.name!r} tests the result"
                 yield report("GS306", message, node, value)
-                above |= BOTH
+                above |= KINDS
         for output in node.outputs:
-            excused[output] = excused.get(output, NOTHING) | above
+            excused[output] = excused.get(output, Fate.NONE) | above
 
 
 def _adds_none(context: LintContext, value: ir.Value) -> bool:
@@ -208,14 +213,16 @@ def _adds_none(context: LintContext, value: ir.Value) -> bool:
     return flow.degree(value) != 1 or is_norm or has_trait(node, Trait.EXACT)
 
 
-def _shown(context: LintContext, check: Check) -> dict[ir.Value, Kinds]:
+def _shown(context: LintContext, check: Check) -> dict[ir.Value, Fate]:
     """Return the kinds of numbers that reach a tested value from another value."""
-    shown: dict[ir.Value, Kinds] = {}
+    shown: dict[ir.Value, Fate] = {}
     for node in reversed(context.view.nodes):
         for value in node.outputs:
-            shown[value] = shown.get(value, NOTHING) | check.sees.get(value, NOTHING)
+            shown[value] = shown.get(value, Fate.NONE) | check.sees.get(value, Fate.NONE)
         # A flag shows nothing by itself: it selects.
-        kinds = NOTHING.union(*(shown[value] for value in node.outputs if value not in context.view.flags))
+        results = (shown[value] for value in node.outputs if value not in context.view.flags)
+        kinds = functools.reduce(operator.or_, results, Fate.NONE)
         for value in () if reads_shape(node) or not kinds else inputs_of(node):
-            shown[value] = shown.get(value, NOTHING) | survivors(node, value, kinds, of_all=False)
+            passed = survivors(context.view, node, value, kinds, of_all=False)
+            shown[value] = shown.get(value, Fate.NONE) | passed
     return shown

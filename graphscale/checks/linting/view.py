@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 import onnx_ir as ir
 
 from graphscale.flow.degree import is_small_zero as is_zero
+from graphscale.flow.interpreter import Flow
+from graphscale.flow.survival import Effect, SurvivalDomain
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, check_order, descendants
@@ -35,6 +37,16 @@ class View:
     def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """Return a node's inputs, and the values that its subgraphs capture."""
         return self._operands[node]
+
+    @functools.cached_property
+    def positions(self) -> dict[ir.Node, int]:
+        """The index of each node."""
+        return {node: i for i, node in enumerate(self.nodes)}
+
+    @functools.cached_property
+    def survival(self) -> Flow[Effect]:
+        """An interpretation of single nodes, which knows the layout of their bodies."""
+        return Flow(SurvivalDomain())
 
     @functools.cached_property
     def flags(self) -> frozenset[ir.Value]:

@@ -1,0 +1,123 @@
+"""The fate of NaN and infinity in a node: the non-finite numbers of an operand that its results show."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from graphscale.checks.linting.view import View
+from graphscale.flow.survival import Effect, SurvivalDomain, survival_at
+from graphscale.graph.values import constant_tensor, inputs_of, reads_shape, subgraphs
+from graphscale.graph.walks import reach, source_by_trait
+from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait, survival_of
+
+__all__ = ["INFINITY", "effects_on", "is_empty", "is_hiding", "kinds_of_test", "shown_kinds", "survivors"]
+
+INFINITY = Fate.PLUS | Fate.MINUS
+_QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
+_SINGLE = (Fate.PLUS, Fate.MINUS, Fate.NAN)
+# Values from a condition up to the number that decides it.
+_DEPTH = 50
+
+
+def survivors(view: View, node: ir.Node, value: ir.Value, noticed: Fate, *, of_all: bool = True) -> Fate:
+    """Return the kinds of an operand's numbers that show in the results of a node.
+
+    Args:
+        view: the graph.
+        node: the node.
+        value: the operand.
+        noticed: the kinds that are noticed in its results.
+        of_all: True for all elements of the operand; else only for those that the node passes on.
+    """
+    return shown_kinds(effects_on(view, node, value), noticed, of_all)
+
+
+@functools.lru_cache(maxsize=1024)
+def shown_kinds(survival: Survival, noticed: Fate, of_all: bool = True) -> Fate:
+    """Return the kinds of numbers that certainly have an effect that is noticed."""
+    shown = Fate.NONE
+    for kind, fate in zip(_SINGLE, survival, strict=True):
+        is_sure = Fate.GONE not in fate or not (of_all or fate & (Fate.BENT | Fate.TOLD))
+        if is_sure and fate & KINDS and not fate & KINDS & ~noticed:
+            shown |= kind
+    return shown
+
+
+def effects_on(view: View, node: ir.Node, value: ir.Value) -> Survival:
+    """Return the effects of the numbers in an operand, or in a value that bodies capture, on the results of a node."""
+    if is_empty(node):
+        return Survival(Fate.GONE, Fate.GONE, Fate.GONE)
+    places = [i for i, each in enumerate(node.inputs) if each is value]
+    if subgraphs(node) or has_trait(node, Trait.REMOVABLE_BY_CONDITION):
+        return Survival(*(_effect_in_flow(view, node, value, kind) for kind in _SINGLE))
+    if len(places) == 1:
+        return survival_at(node, places[0])
+    operands = [[Effect(kind if each is value else Fate.NONE) for each in node.inputs] for kind in _SINGLE]
+    return Survival(*(_common(SurvivalDomain().transfer(node, each)) for each in operands))
+
+
+def _effect_in_flow(view: View, node: ir.Node, value: ir.Value, kind: Fate) -> Fate:
+    """Return the effect on a node with bodies, or with a condition, which may depend on the number itself."""
+    source = source_by_trait(value, Trait.VIEW)
+    flow = view.survival
+    flow.elements = {source: Effect(kind), value: Effect(kind)}
+    above = {maker for each in _above(inputs_of(node)) if (maker := each.producer()) is not None and each is not value}
+    flow.visit_all(sorted((maker for maker in above if maker in view.positions), key=view.positions.__getitem__))
+    fate = _common(flow.evaluate(node))
+    return fate | kind if Fate.TOLD in fate and subgraphs(node) else fate
+
+
+def _common(effects: Iterable[Effect]) -> Fate:
+    """Return the effect on the results together: a number is gone if it is in none of them."""
+    fates = [effect.fate for effect in effects]
+    fate = functools.reduce(lambda one, two: one | two, fates, Fate.NONE)
+    return fate | Fate.GONE if all(Fate.GONE in each or not each & KINDS for each in fates) else fate & ~Fate.GONE
+
+
+def is_hiding(node: ir.Node) -> bool:
+    """Return whether a node that loses a number converts or replaces it, instead of bounding or comparing it."""
+    return has_trait(node, Trait.CAST) or node.op_type in (*_QUANTIZING, "Where") or any(subgraphs(node))
+
+
+def kinds_of_test(node: ir.Node) -> Fate:
+    """Return the kinds of numbers that a test for finiteness notices."""
+    tested = survival_of(node, 0)
+    return functools.reduce(
+        lambda one, two: one | two, (k for k in _SINGLE if Fate.TOLD in tested.through(k)), Fate.NONE
+    )
+
+
+@functools.lru_cache(maxsize=64)  # walks call this for each operand of a node; lint clears the cache
+def is_empty(node: ir.Node) -> bool:
+    """Return whether a node's result has no elements: zero repeats, or an axis of length 0."""
+    if any(value.shape is not None and 0 in value.shape.dims for value in node.outputs):
+        return True
+    if node.op_type in ("Tile", "Expand", "ConstantOfShape"):
+        counts = constant_tensor(node.inputs[-1])
+        if counts is None:  # A fed number may be zero.
+            leaves = _above([node.inputs[-1]]) if node.op_type == "Tile" else ()
+            return any(leaf.is_graph_input() and leaf.dtype is ir.DataType.INT64 for leaf in leaves)
+        return counts.size < _DEPTH and bool((counts.numpy() == 0).any())
+    if not has_trait(node, Trait.ELEMENTWISE):
+        return False
+    tensors = map(constant_tensor, node.inputs)
+    if any(tensor is not None and tensor.size == 0 for tensor in tensors):
+        return True
+    fills = (value.producer() for value in inputs_of(node))
+    return any(fill is not None and fill.op_type == "ConstantOfShape" and is_empty(fill) for fill in fills)
+
+
+def _above(values: Iterable[ir.Value | None]) -> set[ir.Value]:
+    """Return some values, and the nearest values above them."""
+
+    def operands(value: ir.Value) -> list[ir.Value]:
+        node = value.producer()
+        return [] if node is None or reads_shape(node) or len(found) > _DEPTH else list(inputs_of(node))
+
+    found: set[ir.Value] = set()
+    for each in reach([value for value in values if value is not None], operands):
+        found.add(each)
+    return found

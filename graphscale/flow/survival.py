@@ -1,0 +1,220 @@
+"""Survival: the effects of numbers that are not finite on the values below them, by the rows of the operator table.
+
+The invariant of a proof that no overflow is lost: each element of a value is right, or not finite. A value that is left
+out has no effect on the numbers that remain; a bound, a comparison or a quotient turns an overflow into a wrong finite
+number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+
+import onnx_ir as ir
+
+from graphscale.flow.degree import is_small_zero
+from graphscale.flow.interpreter import Domain, Flow
+from graphscale.graph.values import (
+    captured_values,
+    constant_number,
+    constant_tensor,
+    is_float,
+    node_name,
+    op_name,
+    reads_shape,
+)
+from graphscale.operators import KINDS, LOST, Fate, Kind, Survival, Trait, has_trait, rule_of, survival_of
+from graphscale.operators.fate import KEPT, NEGATED, UNDEFINED
+
+__all__ = ["FINITE", "SCALE", "Effect", "Loss", "SurvivalDomain", "find_lost", "survival_at"]
+
+_WRONG = Fate.BENT | Fate.TOLD
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A node that may turn a number that is not finite into a wrong finite one.
+
+    Attributes:
+        node: the node; inside a subgraph, the inner one.
+        value: the operand, or a value that bodies capture.
+        kinds: the kinds of numbers that it loses.
+    """
+
+    node: ir.Node
+    value: ir.Value | None
+    kinds: Fate
+
+    def __str__(self) -> str:
+        names = {Fate.PLUS: "infinity", Fate.MINUS: "minus infinity", Fate.NAN: "NaN"}
+        kinds = " and ".join(name for kind, name in names.items() if kind in self.kinds)
+        name = None if self.value is None else self.value.name
+        return f"{op_name(self.node)} of node {node_name(self.node)!r} may make {kinds} in {name!r} finite"
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """An element of the lattice: the possible effects of numbers above on a value, ordered by inclusion.
+
+    Attributes:
+        fate: the effects.
+        loss: the first loss, if a finite element or a flag may be wrong.
+        is_scale: True for a number made of the loss scale alone: it is finite, and its multiples may overflow.
+    """
+
+    fate: Fate = Fate.NONE
+    loss: Loss | None = None
+    is_scale: bool = False
+
+
+FINITE, SCALE = Effect(), Effect(is_scale=True)
+
+
+class SurvivalDomain(Domain[Effect]):
+    """The effects of numbers that are not finite.
+
+    Args:
+        overflow: the kinds of numbers that each multiple of the loss scale may hold by its own overflow.
+        is_positive: tests whether a value is known to be positive.
+    """
+
+    default = FINITE
+
+    def __init__(
+        self,
+        overflow: Fate = Fate.NONE,
+        is_positive: Callable[[ir.Value], bool] = lambda _: False,
+    ) -> None:
+        self.overflow = overflow
+        self.is_positive = is_positive
+
+    def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+        carrying = [(i, effect) for i, effect in enumerate(operands) if effect is not FINITE and effect != FINITE]
+        if not carrying or reads_shape(node):
+            return [FINITE] * len(node.outputs)
+        if any(effect.is_scale for _, effect in carrying) and self._is_scale(node, operands):
+            return [SCALE] * len(node.outputs)
+        facts = tuple([(self._survival(node, i), effect.fate) for i, effect in carrying])
+        selects = len(facts) > 1 and has_trait(node, Trait.REMOVABLE_BY_CONDITION)
+        number, other, loser = _pass_on(self.overflow, facts, len(node.inputs) - 1 if selects else 0)
+        loss = next((effect.loss for _, effect in carrying if effect.loss is not None), None)
+        if loss is None and loser is not None:
+            loss = Loss(node, node.inputs[carrying[loser][0]], _losing(*facts[loser]))
+        wrong = number & _WRONG
+        rule = rule_of(node)
+        effects = []
+        for value in node.outputs:
+            if is_float(value) and (rule is None or rule.has_degree(value.index() or 0)):
+                effects.append(Effect(number, loss if wrong else None))
+            else:
+                effects.append(Effect(other, loss if other else None))
+        return effects
+
+    def _survival(self, node: ir.Node, index: int) -> Survival:
+        # Signs do not matter where each number may be of any kind.
+        return survival_of(node, index) if self.overflow is KINDS else survival_at(node, index, self.is_positive)
+
+    def _is_scale(self, node: ir.Node, operands: Sequence[Effect]) -> bool:
+        """Return whether a node computes with the loss scale and constants alone."""
+        pairs = zip(node.inputs, operands, strict=True)
+        return all(effect.is_scale or value is None or constant_tensor(value) for value, effect in pairs)
+
+    def opaque(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+        values = (*node.inputs, *captured_values(node))
+        for value, effect in zip(values, operands, strict=True):
+            if effect != FINITE:
+                return [Effect(LOST.nan, effect.loss or Loss(node, value, KINDS))] * len(node.outputs)
+        return [FINITE] * len(node.outputs)
+
+    def join(self, node: ir.Node, elements: Sequence[Effect]) -> Effect:
+        fate = Fate.NONE
+        for effect in elements:
+            fate |= effect.fate
+        if node.op_type == "If" and fate and any(not effect.fate for effect in elements):
+            fate |= Fate.GONE  # a branch that does not read the number
+        loss = next((effect.loss for effect in elements if effect.loss is not None), None)
+        return Effect(fate, loss, not fate and any(effect.is_scale for effect in elements))
+
+    def control(self, element: Effect, condition: Effect) -> Effect:
+        wrong = condition.fate & _WRONG
+        return Effect(element.fate | wrong, element.loss or condition.loss, element.is_scale) if wrong else element
+
+
+@functools.lru_cache(maxsize=4096)
+def _pass_on(
+    overflow: Fate, operands: tuple[tuple[Survival, Fate], ...], selected: int
+) -> tuple[Fate, Fate, int | None]:
+    """Return the effects on the results of a node.
+
+    Args:
+        overflow: the kinds of numbers that results may hold by their own overflow.
+        operands: for each operand with an effect, its survival and the effects on it.
+        selected: the number of operands that a selection takes its elements from; 0 for other nodes.
+
+    Returns:
+        the effects on the numbers; those on flags, indices and other results; the place of the first losing operand.
+    """
+    fate, told, gone, sure, loser = overflow, Fate.NONE, True, 0, None
+    for place, (survival, above) in enumerate(operands):
+        own = survival.through(above)
+        if loser is None and own & _WRONG:
+            loser = place
+        fate |= own | (above & _WRONG)
+        told |= above & Fate.TOLD
+        is_sure = bool(own & KINDS) and Fate.GONE not in above
+        gone = gone and not (is_sure and Fate.GONE not in own)
+        sure += is_sure
+    fate = fate | Fate.GONE if gone and (not selected or sure < selected) else fate & ~Fate.GONE
+    return (fate & ~Fate.TOLD) | told, fate & _WRONG, loser
+
+
+@functools.lru_cache(maxsize=1024)
+def _losing(survival: Survival, kinds: Fate) -> Fate:
+    """Return the kinds of numbers that an operand loses."""
+    return functools.reduce(operator.or_, (kind for kind in kinds & KINDS if survival.through(kind) & _WRONG))
+
+
+def survival_at(node: ir.Node, index: int, is_positive: Callable[[ir.Value], bool] = lambda _: False) -> Survival:
+    """Return the survival in an operand of a node, by the signs of the factors beside it."""
+    survival, rule = survival_of(node, index), rule_of(node)
+    if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or survival == LOST:
+        return survival
+    data = rule.operands(len(node.inputs))
+    if index not in data or (rule.kind is Kind.QUOTIENT and index != data[0]):
+        return survival
+    others = [value for i in data if i != index and (value := node.inputs[i]) is not None]
+    if rule.kind is Kind.PRODUCT and any(map(is_small_zero, others)):
+        return UNDEFINED.with_fate(survival.plus & Fate.GONE)  # infinity times zero
+    signs = [_sign(value, is_positive) for value in others] if has_trait(node, Trait.ELEMENTWISE) else [0]
+    return survival if 0 in signs else NEGATED if signs.count(-1) % 2 else KEPT
+
+
+def _sign(value: ir.Value, is_positive: Callable[[ir.Value], bool]) -> int:
+    """Return the sign of a factor, 0 if unknown."""
+    number = constant_number(value)
+    if number:
+        return 1 if number > 0 else -1
+    return 1 if number is None and is_positive(value) else 0
+
+
+def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value]) -> dict[ir.Value, Loss]:
+    """Find the tested values that may be wrong and finite because a multiple of the loss scale above overflowed.
+
+    Args:
+        nodes: the nodes of a main graph, in execution order, without those of the update rule.
+        scale: the loss scale.
+        checked: the tested values.
+
+    Returns:
+        for each such value, the first node that makes an overflow finite.
+    """
+    flow, tested = Flow(SurvivalDomain(KINDS), {scale: SCALE}), frozenset(checked)
+    lost: dict[ir.Value, Loss] = {}
+    for node in nodes:
+        flow.visit_all([node])
+        for value in node.outputs:
+            if value in tested and (effect := flow.elements.pop(value, None)) is not None and effect.loss is not None:
+                lost[value] = effect.loss  # a tested value is finite below, or the step is skipped
+    return lost
