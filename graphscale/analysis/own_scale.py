@@ -11,36 +11,34 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.loss import find_loss_candidates
+from graphscale.analysis.scales import find_candidates
 from graphscale.analysis.supposed_scale import SupposedScale
 from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
-from graphscale.flow.degree import Conflict, Degree, degrees_through
+from graphscale.flow.degree import Degree
+from graphscale.flow.scale import DATA, NUMBER, find_origins
 from graphscale.graph.values import (
     constant_number,
     constant_tensor,
-    inputs_of,
     is_float,
     is_scalar,
     own_dtype,
-    reads_shape,
-    subgraphs,
     values_by_name,
 )
 from graphscale.graph.walks import ancestors
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
 
 # A smaller constant may be a factor of a derivative.
 _LEAST = 8
-# The number of numbers tried, and the average number of visits to a reader of one.
+# The number of numbers tried.
 _MOST = 8
-_PATIENCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +95,18 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         graph: the main graph, with no calls of model-local functions in it.
         losses: the names of the losses, where known.
     """
-    numbers: set[ir.Value] = set()
-    _find_numbers(graph, numbers)
-    supposed = [*itertools.islice(_suppose(graph, numbers), _MOST)]
+    origins = _find_origins(graph)
+    supposed = [*itertools.islice(_suppose(graph, origins), _MOST)]
     if not supposed:
         return None
     values = values_by_name(graph) if losses else {}
     candidates = [values[name] for name in losses if name in values] or find_loss_candidates(graph, set())
     for value, powers in supposed:
-        supposed_scale = SupposedScale(graph, numbers, powers)
-        loss = supposed_scale.find_loss(candidates)
+        scale = SupposedScale(graph, origins, powers)
+        loss = scale.find_loss(candidates)
         if loss is not None:
-            following = _find_next(graph, value, numbers, supposed_scale.touched)
-            unscaled = [*supposed_scale.unscaled]
-            tensors = [each for each in unscaled if each.shape is None or not is_scalar(each)]
-            return OwnScale(value, loss, tuple(tensors or unscaled), following, supposed_scale.tested)
+            unscaled = [v for v in scale.unscaled if not is_scalar(v)] or scale.unscaled
+            return OwnScale(value, loss, tuple(unscaled), _find_next(graph, value, scale), scale.tested)
     return None
 
 
@@ -138,39 +133,28 @@ def _sources(graph: ir.Graph) -> list[ir.Value]:
     return list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
 
 
-_Powers = dict[ir.Value, Degree]
-
-
-def _suppose(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
+def _suppose(graph: ir.Graph, origins: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Value, Mapping[ir.Value, Degree]]]:
     """Yield each input, initializer and constant of a possible loss scale, with powers of the scale.
 
     The scale itself may be computed, such as from its exponent.
     """
-    left, seen = _PATIENCE * sum(1 for _ in graph.all_nodes()), set[ir.Value]()
-    for value, powers in (*_states(graph, numbers), *_constants(graph)):
-        pending = [powers]
-        for symbols in pending:
-            uses = _Uses(symbols, numbers)
-            left -= uses.count
-            if left < 0:
-                return
-            if uses.multiplies and uses.divides:
-                yield value, symbols
-            if constant_tensor(value) is None:
-                pending += ({other: 1} for other in uses.others if other not in seen)
-                seen.update(uses.others)
+    for value, powers in (*_states(graph, origins), *_constants(graph)):
+        for candidate in find_candidates(value, powers):
+            if candidate.products and candidate.divisions:
+                yield value, candidate.powers
 
 
-def _states(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
+def _states(graph: ir.Graph, origins: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
     """Yield the fed and carried scalars."""
-    read = ancestors([v for v in graph.outputs if v in numbers and is_float(v)], stop=_is_flag)
+    numbers = [v for v in graph.outputs if is_float(v) and not origins.get(v, 0) & DATA]
+    read = ancestors(numbers, stop=_is_flag)
     for value in _sources(graph):
         is_carried = value.is_graph_input() or value in read or _find_write(value) is not None
         if is_float(value) and is_scalar(value) and is_carried:
             yield value, {value: 1}
 
 
-def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, _Powers]]:
+def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
     """Yield the first constant of each number, with all constants of the number and its reciprocal."""
     made = (value for node in graph.all_nodes() if node.op_type == "Constant" for value in node.outputs)
     values: dict[float, list[ir.Value]] = {}
@@ -183,79 +167,33 @@ def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, _Powers]]:
             yield same[0], {**dict.fromkeys(same, 1), **dict.fromkeys(values.get(1 / number, ()), -1)}
 
 
-class _Uses:
-    """The uses of powers of a number by other values than numbers.
-
-    Attributes:
-        multiplies: True if a value is a product with the number, or computed from the number.
-        divides: True if the number is a divisor.
-        others: the numbers computed from the number by other operators than powers.
-        count: number of uses.
-    """
-
-    def __init__(self, powers: _Powers, numbers: set[ir.Value]) -> None:
-        self.multiplies = self.divides = False
-        self.others: dict[ir.Value, None] = {}
-        self.count = 0
-        known = dict(powers)
-        pending = list(known)
-        for value in pending:
-            for node, index in value.uses():
-                self.count += 1
-                if numbers.isdisjoint(node.outputs):
-                    rule = rule_of(node)
-                    is_divisor = rule is not None and rule.kind is Kind.QUOTIENT and index == 1
-                    divides = ((known[value] or 0) < 0) is not is_divisor
-                    self.divides |= divides
-                    self.multiplies |= not divides
-                    continue
-                result = degrees_through(node, [0 if v is None else known.get(v, 0) for v in node.inputs])
-                if isinstance(result, Conflict):
-                    self.others.update((each, None) for each in node.outputs if is_float(each))
-                    continue
-                new = {v: degree for v, degree in zip(node.outputs, result, strict=True) if degree and v not in known}
-                known |= new
-                pending += new
-
-
 def _find_write(value: ir.Value) -> ir.Value | None:
     """Find the output of the node that writes a state in place."""
     writers = (node for node, index in value.uses() if index == 0 and has_trait(node, Trait.EFFECT))
     return next((node.outputs[0] for node in writers if node.outputs), None)
 
 
-def _find_next(graph: ir.Graph, value: ir.Value, numbers: set[ir.Value], touched: set[ir.Value]) -> ir.Value | None:
+def _find_next(graph: ir.Graph, value: ir.Value, scale: SupposedScale) -> ir.Value | None:
     """Find the next value of a loss scale: an output that depends on scale and gradients, or a write in place."""
     if (written := _find_write(value)) is not None:
         return written
     for output in graph.outputs:
-        if output in numbers and same_type(output, value):
+        if scale.is_number(output) and same_type(output, value):
             above = ancestors([output], stop=_is_flag)
-            if value in above and any(_is_flag(v) and v in touched for v in above):
+            if value in above and any(_is_flag(v) and scale.depends(v) for v in above):
                 return output
     return None
 
 
-def _find_numbers(graph: ir.Graph, numbers: set[ir.Value]) -> None:
+def _find_origins(graph: ir.Graph) -> Mapping[ir.Value, int]:
     """Find the values of a graph and its bodies that are computed from single numbers, constants and flags alone."""
-    numbers.update(v for v in _sources(graph) if constant_tensor(v) is not None or is_scalar(v))
-    for node in graph:
-        bodies = subgraphs(node)
-        for body in bodies:
-            _find_numbers(body, numbers)
-            numbers.difference_update(body.inputs)
-        if reads_shape(node) or (numbers.issuperset(inputs_of(node)) and not bodies):
-            numbers.update(node.outputs)
-            continue
-        if node.op_type == "If" and numbers.issuperset(inputs_of(node)):
-            leaving = zip(node.outputs, *(body.outputs for body in bodies), strict=False)
-            numbers.update(value for value, *chosen in leaving if numbers.issuperset(chosen))
-        numbers.update(v for v in node.outputs if _is_flag(v) and _may_hold_one(v))
+    sources = (v for v in _sources(graph) if constant_tensor(v) is None)
+    return find_origins(graph, {v: NUMBER if is_scalar(v) else DATA for v in sources}, _is_single_flag)
 
 
 def _is_flag(value: ir.Value) -> bool:
     return own_dtype(value) is ir.DataType.BOOL
 
 
-def _may_hold_one(value: ir.Value) -> bool:
-    return value.shape is None or is_scalar(value)
+def _is_single_flag(value: ir.Value) -> bool:
+    return _is_flag(value) and (value.shape is None or is_scalar(value))
