@@ -1,8 +1,8 @@
-"""Loss scales: the effect of a supposed one on every value of a graph, and the numbers computed from its state alone."""
+"""Loss scales: the effect of a supposed one on each value of a graph, and the values computed from numbers alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
