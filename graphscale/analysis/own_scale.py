@@ -17,21 +17,24 @@ import onnx_ir as ir
 
 from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.scales import find_candidates
-from graphscale.analysis.supposed_scale import SupposedScale
 from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
-from graphscale.flow.degree import Degree
-from graphscale.flow.scale import DATA, NUMBER, find_origins
+from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
+from graphscale.flow.interpreter import Flow
+from graphscale.flow.scale import DATA, NUMBER, Effect, ScaleDomain, find_origins
+from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,
     constant_tensor,
+    inputs_of,
     is_float,
     is_scalar,
     own_dtype,
+    reads_shape,
     values_by_name,
 )
 from graphscale.graph.walks import ancestors
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
 __all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
 
@@ -102,7 +105,7 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
     values = values_by_name(graph) if losses else {}
     candidates = [values[name] for name in losses if name in values] or find_loss_candidates(graph, set())
     for value, powers in supposed:
-        scale = SupposedScale(graph, origins, powers)
+        scale = _SupposedScale(graph, origins, powers)
         loss = scale.find_loss(candidates)
         if loss is not None:
             unscaled = [v for v in scale.unscaled if not is_scalar(v)] or scale.unscaled
@@ -173,14 +176,14 @@ def _find_write(value: ir.Value) -> ir.Value | None:
     return next((node.outputs[0] for node in writers if node.outputs), None)
 
 
-def _find_next(graph: ir.Graph, value: ir.Value, scale: SupposedScale) -> ir.Value | None:
+def _find_next(graph: ir.Graph, value: ir.Value, scale: _SupposedScale) -> ir.Value | None:
     """Find the next value of a loss scale: an output that depends on scale and gradients, or a write in place."""
     if (written := _find_write(value)) is not None:
         return written
     for output in graph.outputs:
         if scale.is_number(output) and same_type(output, value):
             above = ancestors([output], stop=_is_flag)
-            if value in above and any(_is_flag(v) and scale.depends(v) for v in above):
+            if value in above and any(_is_flag(v) and v in scale.touched for v in above):
                 return output
     return None
 
@@ -197,3 +200,115 @@ def _is_flag(value: ir.Value) -> bool:
 
 def _is_single_flag(value: ir.Value) -> bool:
     return _is_flag(value) and (value.shape is None or is_scalar(value))
+
+
+# --- the judgement ----------------------------------------------------------------------------------------------------
+
+# The largest numbers of float16, bfloat16 and float32: a finite check may compare with them.
+_LARGEST = (65504.0, 3.3895313892515355e38, 3.4028234663852886e38)
+
+
+def _is_large(value: ir.Value | None) -> bool:
+    """Return whether a value is a number that tests of finiteness compare with."""
+    number = constant_number(value)
+    return number is not None and (not math.isfinite(number) or abs(number) in _LARGEST)
+
+
+def _compares_with_infinity(node: ir.Node) -> bool:
+    """Return whether a node compares values with the largest number, with infinity, or with themselves."""
+    rule = rule_of(node)
+    is_comparison = rule is not None and rule.kind is Kind.COMPARE
+    return is_comparison and (any(map(_is_large, node.inputs)) or len(set(node.inputs)) == 1)
+
+
+def _multiplies(node: ir.Node) -> bool:
+    """Return whether a node certainly belongs to a network: a contraction, or a gradient operator."""
+    rule = rule_of(node)
+    return rule is not None and (rule.contraction or rule.gradient)
+
+
+class _Degrees(DegreeDomain):
+    """The degrees of a supposed scale, which every number that stands for infinity has."""
+
+    def __init__(self, origins: Mapping[ir.Value, int]) -> None:
+        super().__init__(lambda value: _is_large(value) or is_small_zero(value))
+        self._origins = origins
+
+    def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
+        powers = [degree or 0 for degree in degrees.values()]
+        # An inverse of the number in a contraction normalizes features, and the result undoes it.
+        is_wrong = _multiplies(node) and (min(powers, default=0) < 0 or max(powers, default=0) > 1)
+        if is_wrong and any(self._origins.get(v, 0) & DATA for v in inputs_of(node)):
+            return Conflict(node, tuple(degrees))
+        return super().result(node, rule, degrees)
+
+
+class _SupposedScale:
+    """A number that may be a loss scale, with its effect on each value of a graph.
+
+    Args:
+        graph: the main graph.
+        origins: the origins of its values.
+        powers: the values that are powers of the supposed scale, with the power of each.
+
+    Attributes:
+        unscaled: the gradients that an exact inverse of the scale multiplies.
+        touched: the values that depend on the scale.
+        tested: whether values that depend on the scale are tested for finiteness.
+    """
+
+    def __init__(self, graph: ir.Graph, origins: Mapping[ir.Value, int], powers: Mapping[ir.Value, Degree]) -> None:
+        self._graph = graph
+        self._origins = origins
+        self._powers = powers
+        effects = {value: Effect(power) for value, power in powers.items()}
+        domain = ScaleDomain(_Degrees(origins), effects, self.is_number)
+        self._flow = Flow[Effect](domain, effects)
+        self._flow.visit_all(graph)
+        self.unscaled = [value for value in domain.unscaled if not self._flow.of(value).is_bent]
+        self.touched = reach(graph, powers)
+        nodes = [node for node in graph.all_nodes() if not self.touched.isdisjoint(node.inputs)]
+        data = [node for node in nodes if not self._is_bent(node) and not all(map(self.is_number, inputs_of(node)))]
+        self.tested = any(has_trait(node, Trait.FINITENESS_TEST) or _compares_with_infinity(node) for node in data)
+        # The contractions and gradient operators that compute on multiples of the scale.
+        self._carrying = [node for node in data if _multiplies(node) and any(map(self._degree, inputs_of(node)))]
+        self._written = {v for node in nodes if has_trait(node, Trait.EFFECT) for v in inputs_of(node)}
+
+    def is_number(self, value: ir.Value) -> bool:
+        """Return whether a value is computed from single numbers, constants and flags alone."""
+        return not self._origins.get(value, 0) & DATA
+
+    def _is_bent(self, node: ir.Node) -> bool:
+        return reads_shape(node) or any(self._flow.of(value).is_bent for value in inputs_of(node))
+
+    def _degree(self, value: ir.Value) -> Degree:
+        """Return the power of the scale in a value, 0 where no power describes it."""
+        effect = self._flow.of(value)
+        return 0 if effect.is_bent else effect.degree
+
+    def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
+        """Return the first loss that the number certainly scales: it multiplies the gradients, and comes out again."""
+        # The scale alone is no metric, and neither is a flag computed from it.
+        stop = {v for v in self.touched if _is_single_flag(v) and not self._flow.of(v).is_bent}
+        kept = reach(self._graph, self._powers, stop.union(self.unscaled))
+        ends = [v for v in (*self._graph.outputs, *self._written) if not self._is_metric(v)]
+        scaled = kept.intersection(ends)
+        if not scaled.isdisjoint(self._written) or not any(self._flow.of(value).is_freed for value in ends):
+            return None
+        has_inverse = any((self._degree(v) or 0) < 0 and not self.is_number(v) for v in self._flow.elements)
+        for loss in candidates:
+            forward = ancestors([loss])
+            backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
+            is_multiple = self._degree(loss) == 1 and len(backward) == len(self._carrying)
+            is_seen = self._reads_cotangent(backward, forward) or (self.tested and not has_inverse)
+            if is_seen and scaled <= {loss} and (is_multiple or forward.isdisjoint(self._powers)):
+                return loss
+        return None
+
+    def _reads_cotangent(self, nodes: Sequence[ir.Node], forward: set[ir.Value]) -> bool:
+        """Return whether a multiple in a contraction depends on the loss's own values, or is the seed alone."""
+        behind = reach(self._graph, {v for v in forward if v.producer() is not None}) if nodes else set()
+        return any(self._degree(v) and (v in behind or self.is_number(v)) for node in nodes for v in inputs_of(node))
+
+    def _is_metric(self, value: ir.Value) -> bool:
+        return self.is_number(value) or (value.shape is not None and len(value.shape) == 0)

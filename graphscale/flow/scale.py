@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from graphscale.flow.degree import DegreeDomain, Element, Mixed, degree_of
+from graphscale.flow.degree import Degree, DegreeDomain, Element, Mixed, degree_of
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.flow.support import SupportDomain
-from graphscale.graph.values import is_float, own_dtype, reads_shape
+from graphscale.graph.values import is_float, reads_shape
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["BENT", "DATA", "FLAG", "FREED", "NORMALISED", "NUMBER", "TOUCHED", "Effect", "ScaleDomain", "find_origins"]
+__all__ = ["DATA", "FLAG", "NUMBER", "Effect", "ScaleDomain", "find_origins"]
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
@@ -55,34 +55,32 @@ def find_origins(
 
 # --- effects ----------------------------------------------------------------------------------------------------------
 
-# Marks of values: they depend on the scale; not by a power; on a gradient that its exact inverse multiplied; on one
-# that lost it otherwise.
-TOUCHED, BENT, FREED, NORMALISED = 1, 2, 4, 8
-
 
 class Effect(NamedTuple):
     """The effect of a scale on a value.
 
     Attributes:
         power: its degree.
-        marks: marks of its way.
+        is_bent: whether it depends on the scale, but not by a power, or on such a value.
+        is_freed: whether it depends on a gradient that an exact inverse of the scale multiplied.
     """
 
     power: Element = 0
-    marks: int = 0
+    is_bent: bool = False
+    is_freed: bool = False
 
     @property
-    def degree(self) -> float | None:
+    def degree(self) -> Degree:
         """The degree apart from conflicts above."""
         return degree_of(self.power)
 
 
 class ScaleDomain(Domain[Effect]):
-    """The degrees of a supposed scale, with the marks of its way.
+    """The degrees of a supposed scale, and the places where it comes out of gradients.
 
     Args:
         degrees: the domain of its degrees.
-        symbols: the effect of values that are known before, such as the scale and its bookkeeping.
+        known: the effects of values that are known before, such as the scale and its bookkeeping.
         is_number: tests whether a value is computed from single numbers alone, and hence no gradient.
 
     Attributes:
@@ -92,67 +90,52 @@ class ScaleDomain(Domain[Effect]):
     default = Effect()
 
     def __init__(
-        self, degrees: DegreeDomain, symbols: Mapping[ir.Value, Effect], is_number: Callable[[ir.Value], bool]
+        self, degrees: DegreeDomain, known: Mapping[ir.Value, Effect], is_number: Callable[[ir.Value], bool]
     ) -> None:
         self.degrees = degrees
-        self.symbols = symbols
-        self.is_number = is_number
         self.unscaled: dict[ir.Value, ir.Node] = {}
+        self._known = known
+        self._is_number = is_number
 
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
-        if not node.outputs or reads_shape(node) or all(effect == self.default for effect in operands):
+        if reads_shape(node) or all(effect == self.default for effect in operands):
             return [self.default] * len(node.outputs)
         powers = self.degrees.transfer(node, [effect.power for effect in operands])
-        marks = _union(operands) | (BENT if any(isinstance(power, Mixed) for power in powers) else 0)
-        first = node.outputs[0]
-        self.unscaled.pop(first, None)
-        # A flag decides on a gradient, and carries none.
-        is_flag = own_dtype(first) is ir.DataType.BOOL
-        kept = marks & (TOUCHED | BENT) if is_flag else marks
-        effects = [Effect(power if is_float(v) else 0, kept) for v, power in zip(node.outputs, powers, strict=True)]
-        if not is_flag and effects[0].degree == 0:
-            end = self._end(node, operands)
-            if end == FREED:
-                self.unscaled[first] = node
-                kept &= ~NORMALISED
-            effects[0] = Effect(effects[0].power, kept | end)
-        return effects
+        unscales = self._unscales(node, operands, powers)
+        for value in node.outputs[:1]:
+            self.unscaled.pop(value, None)
+            self.unscaled.update({value: node} if unscales else {})
+        is_bent = any(effect.is_bent for effect in operands) or any(isinstance(power, Mixed) for power in powers)
+        is_freed = unscales or any(effect.is_freed for effect in operands)
+        # A flag carries no power and no gradient.
+        plain = Effect(is_bent=is_bent)
+        effects = zip(node.outputs, (Effect(power, is_bent, is_freed) for power in powers), strict=True)
+        return [effect if is_float(value) else plain for value, effect in effects]
 
-    def _end(self, node: ir.Node, operands: Sequence[Effect]) -> int:
-        """Return the way in which a gradient loses the scale: by its inverse, by another gradient, or by a sign."""
-        multiples = [i for i, v in enumerate(node.inputs) if v is not None and operands[i].degree]
-        gradients = [i for i in multiples if (v := node.inputs[i]) is not None and not self.is_number(v)]
-        # The scale times the norm of unscaled gradients is no gradient.
-        gradients = [i for i in gradients if not operands[i].marks & FREED] or gradients
-        if not gradients:
-            return 0
+    def _unscales(self, node: ir.Node, operands: Sequence[Effect], powers: Sequence[Element]) -> bool:
+        """Return whether a node multiplies a gradient by the inverse of its power of the scale."""
         rule = rule_of(node)
-        is_quotient = rule is not None and rule.kind is Kind.QUOTIENT
-        if len(gradients) > 1 or rule is None or not (is_quotient or rule.kind is Kind.PRODUCT):
-            return NORMALISED
-        return 0 if is_quotient and gradients[0] == 1 else FREED
+        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or degree_of(powers[0]) != 0:
+            return False
+        multiples = [i for i, value in enumerate(node.inputs) if value is not None and operands[i].degree]
+        gradients = [i for i in multiples if (v := node.inputs[i]) is not None and not self._is_number(v)]
+        # The scale times the norm of unscaled gradients is no gradient.
+        gradients = [i for i in gradients if not operands[i].is_freed] or gradients
+        return len(gradients) == 1 and (rule.kind is Kind.PRODUCT or gradients == [0])
 
     def opaque(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         powers = self.degrees.opaque(node, [effect.power for effect in operands])
-        marks = _union(operands) & (TOUCHED | BENT)
-        return [Effect(power, marks and marks | BENT) for power in powers]
+        is_freed = any(effect.is_freed for effect in operands)
+        is_bent = any(effect != self.default for effect in operands)
+        return [Effect(power, is_bent, is_freed) for power in powers]
 
     def join(self, node: ir.Node, elements: Sequence[Effect]) -> Effect:
         power = self.degrees.join(node, [effect.power for effect in elements])
-        return Effect(power, _union(elements) | (BENT if isinstance(power, Mixed) else 0))
+        is_bent = isinstance(power, Mixed) or any(effect.is_bent for effect in elements)
+        return Effect(power, is_bent, any(effect.is_freed for effect in elements))
 
     def pass_border(self, value: ir.Value, element: Effect) -> Effect:
-        return Effect(self.degrees.pass_border(value, element.power), element.marks)
-
-    def control(self, element: Effect, condition: Effect) -> Effect:
-        return Effect(element.power, element.marks | condition.marks & TOUCHED)
+        return element._replace(power=self.degrees.pass_border(value, element.power))
 
     def write(self, value: ir.Value, element: Effect) -> Effect:
-        return self.symbols.get(value, element)
-
-
-def _union(effects: Sequence[Effect]) -> int:
-    marks = 0
-    for effect in effects:
-        marks |= effect.marks
-    return marks
+        return self._known.get(value, element)
