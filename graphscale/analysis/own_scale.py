@@ -142,7 +142,7 @@ def _suppose(graph: ir.Graph, origins: Mapping[ir.Value, int]) -> Iterator[tuple
     The scale itself may be computed, such as from its exponent.
     """
     for value, powers in (*_states(graph, origins), *_constants(graph)):
-        for candidate in find_candidates(value, powers):
+        for candidate in find_candidates(value, powers, lambda v: not origins.get(v, 0) & DATA):
             if candidate.products and candidate.divisions:
                 yield value, candidate.powers
 

@@ -38,25 +38,30 @@ class Candidate:
         return next(iter(self.powers))
 
 
-def find_candidates(leaf: ir.Value, powers: Mapping[ir.Value, Degree] | None = None) -> Iterator[Candidate]:
-    """Yield a scalar, and the numbers that are computed from it and constants alone, but are no powers of it.
+def find_candidates(
+    leaf: ir.Value,
+    powers: Mapping[ir.Value, Degree] | None = None,
+    is_number: Callable[[ir.Value], bool] = lambda value: constant_tensor(value) is not None,
+) -> Iterator[Candidate]:
+    """Yield a scalar, and the numbers that are computed from it and other numbers, but are no powers of it.
 
     Args:
         leaf: the scalar.
         powers: the values that are powers of it, with the power of each; None for the scalar alone.
+        is_number: tests whether a value is a number, and no data; by default whether it is a constant.
     """
     pending: list[Mapping[ir.Value, Degree]] = [powers or {leaf: 1}]
     seen = {leaf}
     for symbols in pending:
         candidate = Candidate(leaf, symbols)
-        bent = _follow(candidate)
+        bent = _follow(candidate, is_number)
         yield candidate
         if constant_tensor(leaf) is None:
             pending += [{value: 1} for value in bent if value not in seen and value.uses()]
             seen.update(bent)
 
 
-def _follow(candidate: Candidate) -> list[ir.Value]:
+def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list[ir.Value]:
     """Collect the uses of a candidate by data, and return the numbers that it determines otherwise."""
     domain = DegreeDomain(is_small_zero)
     flow = Flow[Element](domain, candidate.powers)
@@ -72,7 +77,7 @@ def _follow(candidate: Candidate) -> list[ir.Value]:
             if index not in data:
                 continue
             others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
-            if node.domain == "" and all(constant_tensor(v) is not None or v in flow.elements for v in others):
+            if node.domain == "" and all(v in flow.elements or is_number(v) for v in others):
                 results = dict(zip(node.outputs, flow.evaluate(node), strict=True))
                 if node in domain.conflicts:
                     bent.update(dict.fromkeys(results))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphscale.flow.degree import Degree, DegreeDomain, Element, Mixed, degree_of
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.flow.support import SupportDomain
-from graphscale.graph.values import is_float, reads_shape
+from graphscale.graph.values import is_float, own_dtype, reads_shape
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["DATA", "FLAG", "NUMBER", "Effect", "ScaleDomain", "find_origins"]
@@ -107,10 +107,11 @@ class ScaleDomain(Domain[Effect]):
             self.unscaled.update({value: node} if unscales else {})
         is_bent = any(effect.is_bent for effect in operands) or any(isinstance(power, Mixed) for power in powers)
         is_freed = unscales or any(effect.is_freed for effect in operands)
-        # A flag carries no power and no gradient.
-        plain = Effect(is_bent=is_bent)
-        effects = zip(node.outputs, (Effect(power, is_bent, is_freed) for power in powers), strict=True)
-        return [effect if is_float(value) else plain for value, effect in effects]
+        return [
+            # A flag carries no power and no gradient.
+            Effect(power if is_float(value) else 0, is_bent, is_freed and own_dtype(value) is not ir.DataType.BOOL)
+            for value, power in zip(node.outputs, powers, strict=True)
+        ]
 
     def _unscales(self, node: ir.Node, operands: Sequence[Effect], powers: Sequence[Element]) -> bool:
         """Return whether a node multiplies a gradient by the inverse of its power of the scale."""
