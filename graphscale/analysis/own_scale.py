@@ -21,7 +21,7 @@ from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale import DATA, NUMBER, Effect, ScaleDomain, find_origins
+from graphscale.flow.scale import DATA, Effect, ScaleDomain, find_origins
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,
@@ -98,7 +98,7 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         graph: the main graph, with no calls of model-local functions in it.
         losses: the names of the losses, where known.
     """
-    origins = _find_origins(graph)
+    origins = find_origins(graph, filter(is_scalar, _sources(graph)), _is_single_flag)
     supposed = [*itertools.islice(_suppose(graph, origins), _MOST)]
     if not supposed:
         return None
@@ -186,12 +186,6 @@ def _find_next(graph: ir.Graph, value: ir.Value, scale: _SupposedScale) -> ir.Va
             if value in above and any(_is_flag(v) and v in scale.touched for v in above):
                 return output
     return None
-
-
-def _find_origins(graph: ir.Graph) -> Mapping[ir.Value, int]:
-    """Find the values of a graph and its bodies that are computed from single numbers, constants and flags alone."""
-    sources = (v for v in _sources(graph) if constant_tensor(v) is None)
-    return find_origins(graph, {v: NUMBER if is_scalar(v) else DATA for v in sources}, _is_single_flag)
 
 
 def _is_flag(value: ir.Value) -> bool:
@@ -288,7 +282,7 @@ class _SupposedScale:
 
     def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
         """Return the first loss that the number certainly scales: it multiplies the gradients, and comes out again."""
-        # The scale alone is no metric, and neither is a flag computed from it.
+        # A flag decides on a gradient, and carries none.
         stop = {v for v in self.touched if _is_single_flag(v) and not self._flow.of(v).is_bent}
         kept = reach(self._graph, self._powers, stop.union(self.unscaled))
         ends = [v for v in (*self._graph.outputs, *self._written) if not self._is_metric(v)]
@@ -299,9 +293,12 @@ class _SupposedScale:
         for loss in candidates:
             forward = ancestors([loss])
             backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
-            is_multiple = self._degree(loss) == 1 and len(backward) == len(self._carrying)
-            is_seen = self._reads_cotangent(backward, forward) or (self.tested and not has_inverse)
-            if is_seen and scaled <= {loss} and (is_multiple or forward.isdisjoint(self._powers)):
+            is_free, is_bent = forward.isdisjoint(self._powers), self._flow.of(loss).is_bent
+            # The scale may come out of the loss again, as it does from a weighted mean.
+            is_power = not is_bent and self._degree(loss) in (0, 1) and len(backward) == len(self._carrying)
+            is_tested = self.tested and not has_inverse and (is_free or self._degree(loss) == 1)
+            is_likely = scaled <= {loss} and (is_free or is_power)
+            if is_likely and (is_tested or self._reads_cotangent(backward, forward)):
                 return loss
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, Powers, degree_of, is_small_zero
-from graphscale.flow.interpreter import Flow
+from graphscale.flow.interpreter import Flow, run
 from graphscale.flow.scale import DATA, NUMBER, find_origins
 from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
@@ -118,27 +118,20 @@ class Bookkeeping:
     ) -> None:
         self.symbol = symbol
         self.leaves = {*leaves, *([symbol] if symbol.producer() is None else [])}
-        sources = {v: DATA for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None}
-        known = {**sources, **dict.fromkeys((*self.leaves, symbol), NUMBER)}
-        self._origins = find_origins(graph, known, is_flag)
+        self._origins = find_origins(graph, (*self.leaves, symbol), is_flag)
         self.values = {v for v, origins in self._origins.items() if origins & NUMBER and not origins & DATA}
         others = (leaf for leaf in self.leaves if leaf is not symbol)
         seeds = {symbol: Powers({0: 1}), **{leaf: Powers({i: 1}) for i, leaf in enumerate(others, 1)}}
-        flow = Flow[Element](_Choices(seeds, self.values), seeds)
-        flow.visit_all(graph)
-        powers = {v: element for v, element in flow.elements.items() if v in self.values and element}
-        self.degrees = {v: degree for v, e in powers.items() if (degree := _along_first(e)) is not None}
+        elements = run(graph, _Choices(seeds, self.values), seeds).elements
+        powers = {v: element for v, element in elements.items() if v in self.values and element}
+        pure = {v: element.along(0) for v, element in powers.items() if isinstance(element, Powers)}
+        self.degrees = {v: degree for v, degree in pure.items() if degree is not None}
         self.multiples = {*self.degrees}
         self.bent = powers.keys() - self.degrees.keys()
 
     def is_constant(self, value: ir.Value) -> bool:
         """Return whether a value depends on no input and on no state."""
         return not self._origins.get(value, 0)
-
-
-def _along_first(element: Element) -> float | None:
-    """Return the power of the first scale; None for other values."""
-    return element.along(0) if isinstance(element, Powers) else None
 
 
 class _Choices(DegreeDomain):
@@ -160,8 +153,7 @@ class _Choices(DegreeDomain):
 
     def join(self, node: ir.Node, elements: Sequence[Element]) -> Element:
         is_choice = len(subgraphs(node)) > 1 and any(elements)
-        conflict = Conflict(node, ())
-        return Mixed(conflict, 0) if is_choice else super().join(node, elements)
+        return Mixed(Conflict(node, ()), 0) if is_choice else super().join(node, elements)
 
     def write(self, value: ir.Value, element: Element) -> Element:
         return self._symbols.get(value, element) if value in self._values else 0

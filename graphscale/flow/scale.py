@@ -8,9 +8,9 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from graphscale.flow.degree import Degree, DegreeDomain, Element, Mixed, degree_of
-from graphscale.flow.interpreter import Domain, Flow
+from graphscale.flow.interpreter import Domain, run
 from graphscale.flow.support import SupportDomain
-from graphscale.graph.values import is_float, own_dtype, reads_shape
+from graphscale.graph.values import constant_tensor, is_float, own_dtype, reads_shape
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["DATA", "FLAG", "NUMBER", "Effect", "ScaleDomain", "find_origins"]
@@ -39,18 +39,18 @@ class _OriginDomain(SupportDomain):
 
 
 def find_origins(
-    nodes: Iterable[ir.Node], sources: Mapping[ir.Value, int], is_flag: Callable[[ir.Value], bool]
+    graph: ir.Graph, numbers: Iterable[ir.Value], is_flag: Callable[[ir.Value], bool]
 ) -> Mapping[ir.Value, int]:
-    """Find the origins of the values of a graph and its bodies; those of constants have none.
+    """Find the origins of the values of a graph and its bodies; constants have none.
 
     Args:
-        nodes: the nodes of the main graph, in execution order.
-        sources: the origins of its inputs and initializers, and of other values with an origin of their own.
+        graph: the main graph.
+        numbers: inputs, initializers or results that are single numbers.
         is_flag: tests whether a value is a flag.
     """
-    flow = Flow(_OriginDomain(sources, is_flag), sources)
-    flow.visit_all(nodes)
-    return flow.elements
+    sources = (v for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None)
+    origins = {**dict.fromkeys(sources, DATA), **dict.fromkeys(numbers, NUMBER)}
+    return run(graph, _OriginDomain(origins, is_flag), origins).elements
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
