@@ -9,9 +9,10 @@ are not homogeneous in a temperature.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -21,7 +22,7 @@ from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale import DATA, Effect, ScaleDomain, find_origins
+from graphscale.flow.scale import BENT, DATA, FREED, KEPT, TOUCHED, Effect, ScaleDomain, find_origins, is_single_flag
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,
@@ -98,14 +99,15 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         graph: the main graph, with no calls of model-local functions in it.
         losses: the names of the losses, where known.
     """
-    origins = find_origins(graph, filter(is_scalar, _sources(graph)), _is_single_flag)
+    origins = find_origins(graph, filter(is_scalar, _sources(graph)), is_single_flag)
     supposed = [*itertools.islice(_suppose(graph, origins), _MOST)]
     if not supposed:
         return None
     values = values_by_name(graph) if losses else {}
     candidates = [values[name] for name in losses if name in values] or find_loss_candidates(graph, set())
+    nodes, is_zero = [*graph.all_nodes()], functools.cache(_has_every_degree)
     for value, powers in supposed:
-        scale = _SupposedScale(graph, origins, powers)
+        scale = _SupposedScale(graph, nodes, _Degrees(origins, is_zero), powers)
         loss = scale.find_loss(candidates)
         if loss is not None:
             unscaled = [v for v in scale.unscaled if not is_scalar(v)] or scale.unscaled
@@ -192,10 +194,6 @@ def _is_flag(value: ir.Value) -> bool:
     return own_dtype(value) is ir.DataType.BOOL
 
 
-def _is_single_flag(value: ir.Value) -> bool:
-    return _is_flag(value) and (value.shape is None or is_scalar(value))
-
-
 # --- the judgement ----------------------------------------------------------------------------------------------------
 
 # The largest numbers of float16, bfloat16 and float32: a finite check may compare with them.
@@ -206,6 +204,10 @@ def _is_large(value: ir.Value | None) -> bool:
     """Return whether a value is a number that tests of finiteness compare with."""
     number = constant_number(value)
     return number is not None and (not math.isfinite(number) or abs(number) in _LARGEST)
+
+
+def _has_every_degree(value: ir.Value | None) -> bool:
+    return _is_large(value) or is_small_zero(value)
 
 
 def _compares_with_infinity(node: ir.Node) -> bool:
@@ -224,16 +226,16 @@ def _multiplies(node: ir.Node) -> bool:
 class _Degrees(DegreeDomain):
     """The degrees of a supposed scale, which every number that stands for infinity has."""
 
-    def __init__(self, origins: Mapping[ir.Value, int]) -> None:
-        super().__init__(lambda value: _is_large(value) or is_small_zero(value))
-        self._origins = origins
+    def __init__(self, origins: Mapping[ir.Value, int], is_zero: Callable[[ir.Value | None], bool]) -> None:
+        super().__init__(is_zero)
+        self.origins = origins
 
     def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
-        powers = [degree or 0 for degree in degrees.values()]
-        # An inverse of the number in a contraction normalizes features, and the result undoes it.
-        is_wrong = _multiplies(node) and (min(powers, default=0) < 0 or max(powers, default=0) > 1)
-        if is_wrong and any(self._origins.get(v, 0) & DATA for v in inputs_of(node)):
-            return Conflict(node, tuple(degrees))
+        if rule is not None and (rule.contraction or rule.gradient):
+            # An inverse of the number in a contraction normalizes features, and the result undoes it.
+            is_wrong = any(not 0 <= (degree or 0) <= 1 for degree in degrees.values())
+            if is_wrong and any(self.origins.get(v, 0) & DATA for v in inputs_of(node)):
+                return Conflict(node, tuple(degrees))
         return super().result(node, rule, degrees)
 
 
@@ -242,7 +244,8 @@ class _SupposedScale:
 
     Args:
         graph: the main graph.
-        origins: the origins of its values.
+        nodes: its nodes, bodies included.
+        degrees: the domain of the scale's degrees.
         powers: the values that are powers of the supposed scale, with the power of each.
 
     Attributes:
@@ -251,51 +254,50 @@ class _SupposedScale:
         tested: whether values that depend on the scale are tested for finiteness.
     """
 
-    def __init__(self, graph: ir.Graph, origins: Mapping[ir.Value, int], powers: Mapping[ir.Value, Degree]) -> None:
+    def __init__(
+        self, graph: ir.Graph, nodes: Sequence[ir.Node], degrees: _Degrees, powers: Mapping[ir.Value, Degree]
+    ) -> None:
         self._graph = graph
-        self._origins = origins
+        self._origins = degrees.origins
         self._powers = powers
-        effects = {value: Effect(power) for value, power in powers.items()}
-        domain = ScaleDomain(_Degrees(origins), effects, self.is_number)
+        effects = {value: Effect(power, TOUCHED | KEPT) for value, power in powers.items()}
+        domain = ScaleDomain(degrees, effects, self.is_number)
         self._flow = Flow[Effect](domain, effects)
         self._flow.visit_all(graph)
-        self.unscaled = [value for value in domain.unscaled if not self._flow.of(value).is_bent]
-        self.touched = reach(graph, powers)
-        nodes = [node for node in graph.all_nodes() if not self.touched.isdisjoint(node.inputs)]
-        data = [node for node in nodes if not self._is_bent(node) and not all(map(self.is_number, inputs_of(node)))]
-        self.tested = any(has_trait(node, Trait.FINITENESS_TEST) or _compares_with_infinity(node) for node in data)
-        # The contractions and gradient operators that compute on multiples of the scale.
-        self._carrying = [node for node in data if _multiplies(node) and any(map(self._degree, inputs_of(node)))]
+        marks = {value: effect.marks for value, effect in self._flow.elements.items()}
+        self.touched, self._bent, self._kept, self._freed = (
+            {value for value, own in marks.items() if own & mark} for mark in (TOUCHED, BENT, KEPT, FREED)
+        )
+        self.unscaled = [value for value in domain.unscaled if value not in self._bent]
+        nodes = [node for node in nodes if not self.touched.isdisjoint(node.inputs)]
         self._written = {v for node in nodes if has_trait(node, Trait.EFFECT) for v in inputs_of(node)}
+        nodes = [node for node in nodes if self._bent.isdisjoint(node.inputs) and not reads_shape(node)]
+        nodes = [node for node in nodes if not all(map(self.is_number, inputs_of(node)))]
+        self.tested = any(has_trait(node, Trait.FINITENESS_TEST) or _compares_with_infinity(node) for node in nodes)
+        # The contractions and gradient operators that compute on multiples of the scale.
+        self._carrying = [node for node in nodes if _multiplies(node) and any(map(self._degree, inputs_of(node)))]
 
     def is_number(self, value: ir.Value) -> bool:
         """Return whether a value is computed from single numbers, constants and flags alone."""
         return not self._origins.get(value, 0) & DATA
 
-    def _is_bent(self, node: ir.Node) -> bool:
-        return reads_shape(node) or any(self._flow.of(value).is_bent for value in inputs_of(node))
-
     def _degree(self, value: ir.Value) -> Degree:
         """Return the power of the scale in a value, 0 where no power describes it."""
-        effect = self._flow.of(value)
-        return 0 if effect.is_bent else effect.degree
+        return 0 if value in self._bent else self._flow.of(value).degree
 
     def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
         """Return the first loss that the number certainly scales: it multiplies the gradients, and comes out again."""
-        # A flag decides on a gradient, and carries none.
-        stop = {v for v in self.touched if _is_single_flag(v) and not self._flow.of(v).is_bent}
-        kept = reach(self._graph, self._powers, stop.union(self.unscaled))
-        ends = [v for v in (*self._graph.outputs, *self._written) if not self._is_metric(v)]
-        scaled = kept.intersection(ends)
-        if not scaled.isdisjoint(self._written) or not any(self._flow.of(value).is_freed for value in ends):
+        ends = {v for v in (*self._graph.outputs, *self._written) if not self._is_metric(v)}
+        scaled = self._kept.intersection(ends)
+        if not scaled.isdisjoint(self._written) or self._freed.isdisjoint(ends):
             return None
         has_inverse = any((self._degree(v) or 0) < 0 and not self.is_number(v) for v in self._flow.elements)
         for loss in candidates:
             forward = ancestors([loss])
             backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
-            is_free, is_bent = forward.isdisjoint(self._powers), self._flow.of(loss).is_bent
+            is_free = forward.isdisjoint(self._powers)
             # The scale may come out of the loss again, as it does from a weighted mean.
-            is_power = not is_bent and self._degree(loss) in (0, 1) and len(backward) == len(self._carrying)
+            is_power = loss not in self._bent and self._degree(loss) in (0, 1) and len(backward) == len(self._carrying)
             is_tested = self.tested and not has_inverse and (is_free or self._degree(loss) == 1)
             is_likely = scaled <= {loss} and (is_free or is_power)
             if is_likely and (is_tested or self._reads_cotangent(backward, forward)):

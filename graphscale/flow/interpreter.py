@@ -121,6 +121,8 @@ class Flow(Generic[E]):
 
     def evaluate(self, node: ir.Node) -> Sequence[E]:
         """Return the elements of a node's outputs; those of the values in its bodies are set."""
+        if not (self._functions or subgraphs(node)):
+            return self.domain.transfer(node, self.operands(node))
         if not _bodies(node, self._functions):
             return self._transfer(node)
         layout = self._layouts.get(node)

@@ -16,8 +16,7 @@ import onnx_ir as ir
 from graphscale.analysis.scales import Bookkeeping
 from graphscale.flow import interpreter
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, Mixed, is_small_zero
-from graphscale.flow.scale import Effect, ScaleDomain
-from graphscale.flow.support import reach
+from graphscale.flow.scale import BENT, TOUCHED, Effect, ScaleDomain
 from graphscale.operators import Kind, Rule
 
 __all__ = ["Event", "Fault", "Flow"]
@@ -64,13 +63,13 @@ class Flow:
     """
 
     def __init__(self, graph: ir.Graph, scalars: Bookkeeping, exempt: Container[ir.Value]) -> None:
-        effects = {value: Effect(degree) for value, degree in scalars.degrees.items()}
-        effects.update(dict.fromkeys(scalars.bent, Effect(is_bent=True)))
-        domain = ScaleDomain(_Degrees(scalars), effects, scalars.values.__contains__)
+        effects = {value: Effect(degree, TOUCHED) for value, degree in scalars.degrees.items()}
+        effects.update(dict.fromkeys(scalars.bent, Effect(0, BENT)))
+        domain = ScaleDomain(_Degrees(scalars), effects, scalars.values.__contains__, goes_on=True)
         self._flow = interpreter.Flow[Effect](domain, effects)
-        data = [node for node in graph if scalars.values.isdisjoint(node.outputs)]
-        self._flow.visit_all(data)
-        self.touched = reach(data, scalars.multiples) - scalars.values
+        self._flow.visit_all(node for node in graph if scalars.values.isdisjoint(node.outputs))
+        elements = self._flow.elements.items()
+        self.touched = {v for v, effect in elements if effect.marks & TOUCHED and v not in scalars.values}
         self.unscaled = domain.unscaled
         outputs = [value for value in graph.outputs if self.degree(value) not in (0, ZERO) and value not in exempt]
         self.events = [*self._faults(domain.degrees.conflicts, outputs)]
