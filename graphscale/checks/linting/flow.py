@@ -14,8 +14,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.scales import Bookkeeping
+from graphscale.checks.linting.view import View
 from graphscale.flow import interpreter
-from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, Mixed, is_small_zero
+from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, Mixed
 from graphscale.flow.scale import BENT, TOUCHED, Effect, ScaleDomain
 from graphscale.operators import Kind, Rule
 
@@ -56,22 +57,27 @@ class Event:
 class Flow:
     """The degrees of all values.
 
+    Args:
+        view: the graph.
+        scalars: the bookkeeping of its loss scale.
+        exempt: the values that may carry the scale as outputs.
+
     Attributes:
         touched: the values that depend on the loss scale, without its bookkeeping; bodies included.
         unscaled: the gradients, as the values where the scale comes out, each with its node.
         events: the certain faults.
     """
 
-    def __init__(self, graph: ir.Graph, scalars: Bookkeeping, exempt: Container[ir.Value]) -> None:
+    def __init__(self, view: View, scalars: Bookkeeping, exempt: Container[ir.Value]) -> None:
         effects = {value: Effect(degree, TOUCHED) for value, degree in scalars.degrees.items()}
         effects.update(dict.fromkeys(scalars.bent, Effect(0, BENT)))
-        domain = ScaleDomain(_Degrees(scalars), effects, scalars.values.__contains__, goes_on=True)
+        domain = ScaleDomain(_Degrees(view, scalars), effects, scalars.values.__contains__, goes_on=True)
         self._flow = interpreter.Flow[Effect](domain, effects)
-        self._flow.visit_all(node for node in graph if scalars.values.isdisjoint(node.outputs))
+        self._flow.visit_all(node for node in view.nodes if scalars.values.isdisjoint(node.outputs))
         elements = self._flow.elements.items()
         self.touched = {v for v, effect in elements if effect.marks & TOUCHED and v not in scalars.values}
         self.unscaled = domain.unscaled
-        outputs = [value for value in graph.outputs if self.degree(value) not in (0, ZERO) and value not in exempt]
+        outputs = [value for value in view.graph.outputs if self.degree(value) not in (0, ZERO) and value not in exempt]
         self.events = [*self._faults(domain.degrees.conflicts, outputs)]
 
     def degree(self, value: ir.Value | None) -> Degree:
@@ -124,8 +130,8 @@ class _Misuse(Conflict):
 class _Degrees(DegreeDomain):
     """The degrees of the loss scale; misuses of the scale are conflicts, too."""
 
-    def __init__(self, scalars: Bookkeeping) -> None:
-        super().__init__(is_small_zero)
+    def __init__(self, view: View, scalars: Bookkeeping) -> None:
+        super().__init__(view.is_zero)
         self._scalars = scalars
 
     def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:

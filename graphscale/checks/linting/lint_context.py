@@ -73,7 +73,7 @@ class LintContext:
         # Outputs that may carry the scale: its next values, and an output with the name of the scaled loss.
         self.exempt = {v for v in self.view.graph.outputs if v.name and v.name.startswith("scaled_loss")}
         self.exempt.update(self.nexts.values())
-        self.flow = None if self.scale is None else Flow(self.view.graph, self.scale.scalars, self.exempt)
+        self.flow = None if self.scale is None else Flow(self.view, self.scale.scalars, self.exempt)
         # Gradients enter the second half unscaled, as inputs, or in buckets.
         reduced = {v for g in cut for end in ("", ".reduced") if (v := self.view.values.get(f"{g}{end}")) is not None}
         self.roots = reduced or self._find_roots()

@@ -87,7 +87,7 @@ def find_scale(
         scale = _complete(view, candidate.leaf, roles, nexts, candidate.symbol)
         # A constant is a loss scale if it acts as one in every respect; a shared 2.0 does not.
         is_constant = constant_tensor(candidate.leaf) is not None
-        flow = Flow(view.graph, scale.scalars, scale.nexts.values()) if is_constant else None
+        flow = Flow(view, scale.scalars, scale.nexts.values()) if is_constant else None
         if flow is None or (flow.unscaled and not flow.events):
             return scale
     return None
