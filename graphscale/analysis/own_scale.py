@@ -9,17 +9,21 @@ are not homogeneous in a temperature.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.loss import find_loss_candidates
-from graphscale.analysis.supposed_scale import SupposedScale
+from graphscale.analysis.scales import find_candidates
 from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
-from graphscale.flow.degree import Conflict, Degree, degrees_through
+from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
+from graphscale.flow.interpreter import Flow
+from graphscale.flow.scale import BENT, DATA, FREED, KEPT, TOUCHED, Effect, ScaleDomain, find_origins, is_single_flag
+from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,
     constant_tensor,
@@ -28,19 +32,17 @@ from graphscale.graph.values import (
     is_scalar,
     own_dtype,
     reads_shape,
-    subgraphs,
     values_by_name,
 )
 from graphscale.graph.walks import ancestors
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
 __all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
 
 # A smaller constant may be a factor of a derivative.
 _LEAST = 8
-# The number of numbers tried, and the average number of visits to a reader of one.
+# The number of numbers tried.
 _MOST = 8
-_PATIENCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +99,19 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         graph: the main graph, with no calls of model-local functions in it.
         losses: the names of the losses, where known.
     """
-    numbers: set[ir.Value] = set()
-    _find_numbers(graph, numbers)
-    supposed = [*itertools.islice(_suppose(graph, numbers), _MOST)]
+    origins = find_origins(graph, filter(is_scalar, _sources(graph)), is_single_flag)
+    supposed = [*itertools.islice(_suppose(graph, origins), _MOST)]
     if not supposed:
         return None
     values = values_by_name(graph) if losses else {}
     candidates = [values[name] for name in losses if name in values] or find_loss_candidates(graph, set())
+    nodes, is_zero = [*graph.all_nodes()], functools.cache(_has_every_degree)
     for value, powers in supposed:
-        supposed_scale = SupposedScale(graph, numbers, powers)
-        loss = supposed_scale.find_loss(candidates)
+        scale = _SupposedScale(graph, nodes, _Degrees(origins, is_zero), powers)
+        loss = scale.find_loss(candidates)
         if loss is not None:
-            following = _find_next(graph, value, numbers, supposed_scale.touched)
-            unscaled = [*supposed_scale.unscaled]
-            tensors = [each for each in unscaled if each.shape is None or not is_scalar(each)]
-            return OwnScale(value, loss, tuple(tensors or unscaled), following, supposed_scale.tested)
+            unscaled = [v for v in scale.unscaled if not is_scalar(v)] or scale.unscaled
+            return OwnScale(value, loss, tuple(unscaled), _find_next(graph, value, scale), scale.tested)
     return None
 
 
@@ -138,39 +138,28 @@ def _sources(graph: ir.Graph) -> list[ir.Value]:
     return list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
 
 
-_Powers = dict[ir.Value, Degree]
-
-
-def _suppose(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
+def _suppose(graph: ir.Graph, origins: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Value, Mapping[ir.Value, Degree]]]:
     """Yield each input, initializer and constant of a possible loss scale, with powers of the scale.
 
     The scale itself may be computed, such as from its exponent.
     """
-    left, seen = _PATIENCE * sum(1 for _ in graph.all_nodes()), set[ir.Value]()
-    for value, powers in (*_states(graph, numbers), *_constants(graph)):
-        pending = [powers]
-        for symbols in pending:
-            uses = _Uses(symbols, numbers)
-            left -= uses.count
-            if left < 0:
-                return
-            if uses.multiplies and uses.divides:
-                yield value, symbols
-            if constant_tensor(value) is None:
-                pending += ({other: 1} for other in uses.others if other not in seen)
-                seen.update(uses.others)
+    for value, powers in (*_states(graph, origins), *_constants(graph)):
+        for candidate in find_candidates(value, powers, lambda v: not origins.get(v, 0) & DATA):
+            if candidate.products and candidate.divisions:
+                yield value, candidate.powers
 
 
-def _states(graph: ir.Graph, numbers: set[ir.Value]) -> Iterator[tuple[ir.Value, _Powers]]:
+def _states(graph: ir.Graph, origins: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
     """Yield the fed and carried scalars."""
-    read = ancestors([v for v in graph.outputs if v in numbers and is_float(v)], stop=_is_flag)
+    numbers = [v for v in graph.outputs if is_float(v) and not origins.get(v, 0) & DATA]
+    read = ancestors(numbers, stop=_is_flag)
     for value in _sources(graph):
         is_carried = value.is_graph_input() or value in read or _find_write(value) is not None
         if is_float(value) and is_scalar(value) and is_carried:
             yield value, {value: 1}
 
 
-def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, _Powers]]:
+def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
     """Yield the first constant of each number, with all constants of the number and its reciprocal."""
     made = (value for node in graph.all_nodes() if node.op_type == "Constant" for value in node.outputs)
     values: dict[float, list[ir.Value]] = {}
@@ -183,79 +172,142 @@ def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, _Powers]]:
             yield same[0], {**dict.fromkeys(same, 1), **dict.fromkeys(values.get(1 / number, ()), -1)}
 
 
-class _Uses:
-    """The uses of powers of a number by other values than numbers.
-
-    Attributes:
-        multiplies: True if a value is a product with the number, or computed from the number.
-        divides: True if the number is a divisor.
-        others: the numbers computed from the number by other operators than powers.
-        count: number of uses.
-    """
-
-    def __init__(self, powers: _Powers, numbers: set[ir.Value]) -> None:
-        self.multiplies = self.divides = False
-        self.others: dict[ir.Value, None] = {}
-        self.count = 0
-        known = dict(powers)
-        pending = list(known)
-        for value in pending:
-            for node, index in value.uses():
-                self.count += 1
-                if numbers.isdisjoint(node.outputs):
-                    rule = rule_of(node)
-                    is_divisor = rule is not None and rule.kind is Kind.QUOTIENT and index == 1
-                    divides = ((known[value] or 0) < 0) is not is_divisor
-                    self.divides |= divides
-                    self.multiplies |= not divides
-                    continue
-                result = degrees_through(node, [0 if v is None else known.get(v, 0) for v in node.inputs])
-                if isinstance(result, Conflict):
-                    self.others.update((each, None) for each in node.outputs if is_float(each))
-                    continue
-                new = {v: degree for v, degree in zip(node.outputs, result, strict=True) if degree and v not in known}
-                known |= new
-                pending += new
-
-
 def _find_write(value: ir.Value) -> ir.Value | None:
     """Find the output of the node that writes a state in place."""
     writers = (node for node, index in value.uses() if index == 0 and has_trait(node, Trait.EFFECT))
     return next((node.outputs[0] for node in writers if node.outputs), None)
 
 
-def _find_next(graph: ir.Graph, value: ir.Value, numbers: set[ir.Value], touched: set[ir.Value]) -> ir.Value | None:
+def _find_next(graph: ir.Graph, value: ir.Value, scale: _SupposedScale) -> ir.Value | None:
     """Find the next value of a loss scale: an output that depends on scale and gradients, or a write in place."""
     if (written := _find_write(value)) is not None:
         return written
     for output in graph.outputs:
-        if output in numbers and same_type(output, value):
+        if scale.is_number(output) and same_type(output, value):
             above = ancestors([output], stop=_is_flag)
-            if value in above and any(_is_flag(v) and v in touched for v in above):
+            if value in above and any(_is_flag(v) and v in scale.touched for v in above):
                 return output
     return None
-
-
-def _find_numbers(graph: ir.Graph, numbers: set[ir.Value]) -> None:
-    """Find the values of a graph and its bodies that are computed from single numbers, constants and flags alone."""
-    numbers.update(v for v in _sources(graph) if constant_tensor(v) is not None or is_scalar(v))
-    for node in graph:
-        bodies = subgraphs(node)
-        for body in bodies:
-            _find_numbers(body, numbers)
-            numbers.difference_update(body.inputs)
-        if reads_shape(node) or (numbers.issuperset(inputs_of(node)) and not bodies):
-            numbers.update(node.outputs)
-            continue
-        if node.op_type == "If" and numbers.issuperset(inputs_of(node)):
-            leaving = zip(node.outputs, *(body.outputs for body in bodies), strict=False)
-            numbers.update(value for value, *chosen in leaving if numbers.issuperset(chosen))
-        numbers.update(v for v in node.outputs if _is_flag(v) and _may_hold_one(v))
 
 
 def _is_flag(value: ir.Value) -> bool:
     return own_dtype(value) is ir.DataType.BOOL
 
 
-def _may_hold_one(value: ir.Value) -> bool:
-    return value.shape is None or is_scalar(value)
+# --- the judgement ----------------------------------------------------------------------------------------------------
+
+# The largest numbers of float16, bfloat16 and float32: a finite check may compare with them.
+_LARGEST = (65504.0, 3.3895313892515355e38, 3.4028234663852886e38)
+
+
+def _is_large(value: ir.Value | None) -> bool:
+    """Return whether a value is a number that tests of finiteness compare with."""
+    number = constant_number(value)
+    return number is not None and (not math.isfinite(number) or abs(number) in _LARGEST)
+
+
+def _has_every_degree(value: ir.Value | None) -> bool:
+    return _is_large(value) or is_small_zero(value)
+
+
+def _compares_with_infinity(node: ir.Node) -> bool:
+    """Return whether a node compares values with the largest number, with infinity, or with themselves."""
+    rule = rule_of(node)
+    is_comparison = rule is not None and rule.kind is Kind.COMPARE
+    return is_comparison and (any(map(_is_large, node.inputs)) or len(set(node.inputs)) == 1)
+
+
+def _multiplies(node: ir.Node) -> bool:
+    """Return whether a node certainly belongs to a network: a contraction, or a gradient operator."""
+    rule = rule_of(node)
+    return rule is not None and (rule.contraction or rule.gradient)
+
+
+class _Degrees(DegreeDomain):
+    """The degrees of a supposed scale, which every number that stands for infinity has."""
+
+    def __init__(self, origins: Mapping[ir.Value, int], is_zero: Callable[[ir.Value | None], bool]) -> None:
+        super().__init__(is_zero)
+        self.origins = origins
+
+    def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
+        if rule is not None and (rule.contraction or rule.gradient):
+            # An inverse of the number in a contraction normalizes features, and the result undoes it.
+            is_wrong = any(not 0 <= (degree or 0) <= 1 for degree in degrees.values())
+            if is_wrong and any(self.origins.get(v, 0) & DATA for v in inputs_of(node)):
+                return Conflict(node, tuple(degrees))
+        return super().result(node, rule, degrees)
+
+
+class _SupposedScale:
+    """A number that may be a loss scale, with its effect on each value of a graph.
+
+    Args:
+        graph: the main graph.
+        nodes: its nodes, bodies included.
+        degrees: the domain of the scale's degrees.
+        powers: the values that are powers of the supposed scale, with the power of each.
+
+    Attributes:
+        unscaled: the gradients that an exact inverse of the scale multiplies.
+        touched: the values that depend on the scale.
+        tested: whether values that depend on the scale are tested for finiteness.
+    """
+
+    def __init__(
+        self, graph: ir.Graph, nodes: Sequence[ir.Node], degrees: _Degrees, powers: Mapping[ir.Value, Degree]
+    ) -> None:
+        self._graph = graph
+        self._origins = degrees.origins
+        self._powers = powers
+        effects = {value: Effect(power, TOUCHED | KEPT) for value, power in powers.items()}
+        domain = ScaleDomain(degrees, effects, self.is_number)
+        self._flow = Flow[Effect](domain, effects)
+        self._flow.visit_all(graph)
+        marks = {value: effect.marks for value, effect in self._flow.elements.items()}
+        self.touched, self._bent, self._kept, self._freed = (
+            {value for value, own in marks.items() if own & mark} for mark in (TOUCHED, BENT, KEPT, FREED)
+        )
+        self.unscaled = [value for value in domain.unscaled if value not in self._bent]
+        nodes = [node for node in nodes if not self.touched.isdisjoint(node.inputs)]
+        self._written = {v for node in nodes if has_trait(node, Trait.EFFECT) for v in inputs_of(node)}
+        nodes = [node for node in nodes if self._bent.isdisjoint(node.inputs) and not reads_shape(node)]
+        nodes = [node for node in nodes if not all(map(self.is_number, inputs_of(node)))]
+        self.tested = any(has_trait(node, Trait.FINITENESS_TEST) or _compares_with_infinity(node) for node in nodes)
+        # The contractions and gradient operators that compute on multiples of the scale.
+        self._carrying = [node for node in nodes if _multiplies(node) and any(map(self._degree, inputs_of(node)))]
+
+    def is_number(self, value: ir.Value) -> bool:
+        """Return whether a value is computed from single numbers, constants and flags alone."""
+        return not self._origins.get(value, 0) & DATA
+
+    def _degree(self, value: ir.Value) -> Degree:
+        """Return the power of the scale in a value, 0 where no power describes it."""
+        return 0 if value in self._bent else self._flow.of(value).degree
+
+    def find_loss(self, candidates: Sequence[ir.Value]) -> ir.Value | None:
+        """Return the first loss that the number certainly scales: it multiplies the gradients, and comes out again."""
+        ends = {v for v in (*self._graph.outputs, *self._written) if not self._is_metric(v)}
+        scaled = self._kept.intersection(ends)
+        if not scaled.isdisjoint(self._written) or self._freed.isdisjoint(ends):
+            return None
+        has_inverse = any((self._degree(v) or 0) < 0 and not self.is_number(v) for v in self._flow.elements)
+        for loss in candidates:
+            forward = ancestors([loss])
+            backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
+            is_free = forward.isdisjoint(self._powers)
+            # The scale may come out of the loss again, as it does from a weighted mean.
+            is_power = loss not in self._bent and self._degree(loss) in (0, 1) and len(backward) == len(self._carrying)
+            is_tested = self.tested and not has_inverse and (is_free or self._degree(loss) == 1)
+            is_likely = scaled <= {loss} and (is_free or is_power)
+            if is_likely and (is_tested or self._reads_cotangent(backward, forward)):
+                return loss
+        return None
+
+    def _reads_cotangent(self, nodes: Sequence[ir.Node], forward: set[ir.Value]) -> bool:
+        """Return whether a multiple in a contraction depends on the loss's own values, or is the seed alone."""
+        behind = reach(self._graph, {v for v in forward if v.producer() is not None}) if nodes else set()
+        return any(self._degree(v) and (v in behind or self.is_number(v)) for node in nodes for v in inputs_of(node))
+
+    def _is_metric(self, value: ir.Value) -> bool:
+        return self.is_number(value) or (value.shape is not None and len(value.shape) == 0)

@@ -27,7 +27,6 @@ __all__ = [
     "Mixed",
     "Powers",
     "degree_of",
-    "degrees_through",
     "is_small_zero",
 ]
 
@@ -83,6 +82,10 @@ class Powers(float):
 
     def __repr__(self) -> str:
         return f"Powers({self._powers})"
+
+    def along(self, scale: int) -> float | None:
+        """Return the power of a scale; None if there are powers of others."""
+        return self._powers.get(scale) if len(self._powers) == 1 else None
 
     def _merge(self, other: float, sign: int) -> float:
         assert isinstance(other, Powers) or other == 0
@@ -180,7 +183,8 @@ class DegreeDomain(Domain[Element]):
         elif self.conflicts and not is_mixed:
             # A round before met lower operands; a mixed one has the degree of the conflict, which hides it.
             self.conflicts.pop(node, None)
-        return _outputs(node, rule, result, [e for i, e in enumerate(operands) if i in degrees] if is_mixed else ())
+        above = {i: e for i, e in enumerate(operands) if i in degrees} if is_mixed else {}
+        return self._outputs(node, rule, result, above)
 
     def opaque(self, node: ir.Node, operands: Sequence[Element]) -> Sequence[Element]:
         degree = _largest(dict(enumerate(map(degree_of, operands))), range(len(operands)))
@@ -200,6 +204,28 @@ class DegreeDomain(Domain[Element]):
         """
         return _power_of(node, rule, degrees, self.is_zero)
 
+    def reason(self, conflict: Conflict | None, operands: Mapping[int, Element]) -> Conflict | None:
+        """Return the conflict that the result of a node comes from: the first one above, or its own.
+
+        Args:
+            conflict: the conflict of the node, if any.
+            operands: the elements of its operands by their indices.
+        """
+        return next((e.reason for e in operands.values() if isinstance(e, Mixed)), conflict)
+
+    def _outputs(
+        self, node: ir.Node, rule: Rule | None, result: Degree | Conflict, operands: Mapping[int, Element]
+    ) -> Sequence[Element]:
+        """Return the elements of a node's outputs by its result."""
+        element, own = (result.degree, result) if isinstance(result, Conflict) else (result, None)
+        mixed: Element = element
+        if own is not None or (element != 0 and element is not ZERO):
+            reason = self.reason(own, operands)
+            mixed = element if reason is None else Mixed(reason, element)
+        if rule is None or rule.outputs == ALL:
+            return [mixed] * len(node.outputs)
+        return [mixed if i in rule.outputs else 0 for i in range(len(node.outputs))]
+
     def join(self, node: ir.Node, elements: Sequence[Element]) -> Element:
         first = elements[0]
         if isinstance(first, Mixed):
@@ -217,37 +243,6 @@ class DegreeDomain(Domain[Element]):
 
 def _known(element: Element) -> float:
     return degree_of(element) or 0
-
-
-def _outputs(
-    node: ir.Node, rule: Rule | None, result: Degree | Conflict, operands: Sequence[Element]
-) -> Sequence[Element]:
-    """Return the elements of a node's outputs by its result."""
-    count = len(node.outputs)
-    above = next((e for e in operands if isinstance(e, Mixed)), None)
-    element: Element
-    if isinstance(result, Conflict):
-        element = Mixed(result if above is None else above.reason, result.degree)
-    elif above is not None and result != 0 and result is not ZERO:
-        element = Mixed(above.reason, result)
-    else:
-        element = result
-    if rule is None or rule.outputs == ALL:
-        return [element] * count
-    return [element if i in rule.outputs else 0 for i in range(count)]
-
-
-def degrees_through(
-    node: ir.Node, degrees: Sequence[Degree], is_zero: Callable[[ir.Value | None], bool] = is_small_zero
-) -> Sequence[Degree] | Conflict:
-    """Return the degree of each output of a node without bodies by the degrees of its inputs, or their conflict."""
-    rule = rule_of(node)
-    ignored = () if rule is None else rule.ignored
-    operands = {i: d for i, d in enumerate(degrees) if node.inputs[i] is not None and i not in ignored}
-    result = _power_of(node, rule, operands, is_zero)
-    if isinstance(result, Conflict):
-        return result
-    return [result if rule is not None and rule.has_degree(i) else 0 for i in range(len(node.outputs))]
 
 
 def _power_of(

@@ -130,7 +130,6 @@ def test_no_backward_pass() -> None:
     assert not isinstance(caught.value, ProofError)
 
 
-@fails("accepted, and scaled again")
 def test_own_scale_in_the_loss() -> None:
     with pytest.raises(AlreadyScaledError):
         scale(read("own_scale_in_the_loss"))

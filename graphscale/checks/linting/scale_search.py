@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.flow import Flow, Scalars
+from graphscale.analysis.scales import Bookkeeping, Candidate, find_candidates
+from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError, suggest
-from graphscale.flow.degree import Conflict, Degree, degrees_through
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
 from graphscale.graph.walks import is_contradiction, producers_of, reach, source_of
 from graphscale.operators import Kind, Trait, has_trait, rule_of
@@ -38,7 +38,7 @@ class Scale:
     """
 
     value: ir.Value
-    scalars: Scalars
+    scalars: Bookkeeping
     nexts: Mapping[ir.Value, ir.Value]
 
     @property
@@ -78,14 +78,15 @@ def find_scale(
             if candidate.symbol is candidate.leaf and _is_tested(view, nexts.get(candidate.leaf)):
                 return _complete(view, candidate.leaf, roles, nexts)
             continue
-        reach = view.descendants(candidate.products, shapes=False)
-        if all(reach.isdisjoint(node.outputs) for node in candidate.divisions):
+        reached = view.descendants(candidate.products, shapes=False)
+        if all(reached.isdisjoint(node.outputs) for node in candidate.divisions):
             continue
-        if losses and all(loss in reach and not _is_product(loss, candidate) for loss in losses):
+        if losses and all(loss in reached and not _is_product(loss, candidate) for loss in losses):
             continue
         scale = _complete(view, candidate.leaf, roles, nexts, candidate.symbol)
         # A constant is a loss scale if it acts as one in every respect; a shared 2.0 does not.
-        flow = None if constant_tensor(candidate.leaf) is None else Flow(view, scale.scalars, scale.nexts.values())
+        is_constant = constant_tensor(candidate.leaf) is not None
+        flow = Flow(view, scale.scalars, scale.nexts.values()) if is_constant else None
         if flow is None or (flow.unscaled and not flow.events):
             return scale
     return None
@@ -101,18 +102,19 @@ def _complete(
     leaves = {value, *roles} if value.producer() is None else {*roles}
     if not roles and value in nexts:
         leaves.update(leaf for leaf in _bookkeeping_leaves(nexts[value]) if leaf in nexts)
-    scalars = Scalars(view, leaves, symbol or value)
+    scalars = Bookkeeping(view.graph, leaves, symbol or value, view.flags.__contains__)
     effective = _effective(view, scalars) if scalars.symbol is value else None
-    scalars = scalars if effective is None else Scalars(view, leaves, effective)
+    if effective is not None:
+        scalars = Bookkeeping(view.graph, leaves, effective, view.flags.__contains__)
     return Scale(value, scalars, {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
 
 
-def _effective(view: View, scalars: Scalars) -> ir.Value | None:
+def _effective(view: View, scalars: Bookkeeping) -> ir.Value | None:
     """Return the value, chosen from the scale's state, that multiplies data; None if it is the scale itself."""
     counts: Counter[ir.Value] = Counter()
     for node in view.nodes:
         rule = rule_of(node)
-        if rule is None or any(value in scalars.values or value in scalars.constants for value in node.outputs):
+        if rule is None or any(value in scalars.values or scalars.is_constant(value) for value in node.outputs):
             continue
         for index, value in enumerate(node.inputs):
             if value in scalars.degrees and (rule.kind, index) != (Kind.QUOTIENT, 1):
@@ -137,27 +139,12 @@ def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
     return (value for value in reach([following], operands) if value.producer() is None)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Candidate:
-    """A scalar, or one computed from it alone, such as a power of two, with its products and quotients."""
-
-    leaf: ir.Value
-    symbol: ir.Value
-    products: list[ir.Value]
-    divisions: list[ir.Node]
-    bent: list[ir.Value]
-
-
-def _candidates(view: View) -> Iterator[_Candidate]:
+def _candidates(view: View) -> Iterator[Candidate]:
     for leaf in view.leaves():
         if is_float(leaf) and is_scalar(leaf) and leaf.uses():
-            pending, seen = [leaf], {leaf}
-            while pending:
-                candidate = _uses(leaf, pending.pop())
+            for candidate in find_candidates(leaf):
                 if candidate.divisions and (candidate.products or constant_tensor(leaf) is None):
                     yield candidate
-                pending += [value for value in candidate.bent if value not in seen and value.uses()]
-                seen.update(candidate.bent)
 
 
 def _is_tested(view: View, following: ir.Value | None) -> bool:
@@ -167,41 +154,7 @@ def _is_tested(view: View, following: ir.Value | None) -> bool:
     return any(has_trait(node, Trait.FINITENESS_TEST) for node in producers_of(above))
 
 
-def _uses(leaf: ir.Value, symbol: ir.Value) -> _Candidate:
-    """Collect the uses of a scalar by data, directly or by its powers: 1 / s, a cast, s times a constant."""
-    degrees: dict[ir.Value, Degree] = {symbol: 1}
-    found = _Candidate(leaf, symbol, [], [], [])
-    pending = [symbol]
-    while pending:
-        value = pending.pop()
-        for node, index in value.uses():
-            rule = rule_of(node)
-            if rule is None or not (rule.bends or rule.kind in (Kind.PRODUCT, Kind.QUOTIENT, Kind.LINEAR)):
-                continue
-            # An index or a shape is no data.
-            data = {*rule.operands(len(node.inputs)), *rule.addends}
-            if index not in data:
-                continue
-            others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
-            if all(constant_tensor(v) is not None or v in degrees for v in others) and node.domain == "":
-                result = degrees_through(node, [0 if v is None else degrees.get(v, 0) for v in node.inputs])
-                if isinstance(result, Conflict) and constant_tensor(leaf) is None:
-                    found.bent.extend(node.outputs)
-                if not isinstance(result, Conflict) and node.outputs[0] not in degrees and result[0] not in (0, None):
-                    degrees[node.outputs[0]] = result[0]
-                    pending.append(node.outputs[0])
-                continue
-            degree = (degrees[value] or 0) * (-1 if rule.kind is Kind.QUOTIENT and index == 1 else 1)
-            if rule.kind not in (Kind.QUOTIENT, Kind.PRODUCT) and not rule.gradient:
-                continue
-            if degree < 0:
-                found.divisions.append(node)
-            elif degree > 0:
-                found.products.extend(node.outputs)
-    return found
-
-
-def _is_product(value: ir.Value, candidate: _Candidate) -> bool:
+def _is_product(value: ir.Value, candidate: Candidate) -> bool:
     """Return whether a value is the loss times the scale."""
 
     def viewed(node: ir.Node) -> ir.Value | None:

@@ -39,16 +39,16 @@ def _explain(context: LintContext, event: Event) -> tuple[str, str, ir.Value | N
     """Return the code, the message and the value of a finding."""
     names, value, node = _names(event.scaled), event.scaled[0] if event.scaled else None, event.node
     operator = "" if node is None else op_name(node)
-    assert context.scale is not None
+    assert context.scale is not None and context.flow is not None
     scalars = context.scale.scalars
     match event.fault:
         case Fault.TWICE if any(context.carries_scale(value) for value in event.scaled):
             return "GS103", f"{names} carries the loss scale already and is multiplied by it again", value
         case Fault.TWICE:
             return "GS103", f"{names} is multiplied by the loss scale{_power(event)}", value
-        case Fault.NEGATIVE_AGAIN:
+        case Fault.DIVIDED if any(value in context.flow.touched for value in event.scaled):
             return "GS202", f"{names} has been divided by the loss scale already and is divided again", value
-        case Fault.NEVER_SCALED:
+        case Fault.DIVIDED:
             message = f"{names} is divided by the loss scale, and nothing it depends on was multiplied by it"
             return "GS203", message, value
         case Fault.OTHER_SCALE:

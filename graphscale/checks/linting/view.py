@@ -23,6 +23,7 @@ class View:
     Attributes:
         graph: the main graph.
         nodes: its nodes in order.
+        is_zero: tests whether a value is known to be all zeros.
 
     Raises:
         ModelFileError: an operand of a node is never computed, or later.
@@ -31,6 +32,7 @@ class View:
     def __init__(self, model: ir.Model, name: str) -> None:
         self.graph = model.graph
         self.nodes = tuple(self.graph)
+        self.is_zero = functools.cache(is_zero)
         self._operands = {node: operands_of(node) for node in self.nodes}
         check_order(self.graph, name, self.operands)
 

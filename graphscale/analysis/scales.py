@@ -1,0 +1,168 @@
+"""Candidates for the loss scale of a graph: scalars that multiply and divide data, and the bookkeeping of one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, Powers, degree_of, is_small_zero
+from graphscale.flow.interpreter import Flow, run
+from graphscale.flow.scale import DATA, NUMBER, find_origins
+from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
+from graphscale.operators import Kind, Rule, rule_of
+
+__all__ = ["Bookkeeping", "Candidate", "find_candidates"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A number with its products and quotients: a leaf, or a number computed from it alone, such as a power of two.
+
+    Attributes:
+        leaf: the input, the initializer or the constant.
+        powers: the number, and other values that are powers of it, with the power of each.
+        products: the values that are products with it.
+        divisions: the nodes that divide by it.
+    """
+
+    leaf: ir.Value
+    powers: Mapping[ir.Value, Degree]
+    products: list[ir.Value] = dataclasses.field(default_factory=list)
+    divisions: list[ir.Node] = dataclasses.field(default_factory=list)
+
+    @property
+    def symbol(self) -> ir.Value:
+        """The number."""
+        return next(iter(self.powers))
+
+
+def find_candidates(
+    leaf: ir.Value,
+    powers: Mapping[ir.Value, Degree] | None = None,
+    is_number: Callable[[ir.Value], bool] = lambda value: constant_tensor(value) is not None,
+) -> Iterator[Candidate]:
+    """Yield a scalar, and the numbers that are computed from it and other numbers, but are no powers of it.
+
+    Args:
+        leaf: the scalar.
+        powers: the values that are powers of it, with the power of each; None for the scalar alone.
+        is_number: tests whether a value is a number, and no data; by default whether it is a constant.
+    """
+    pending: list[Mapping[ir.Value, Degree]] = [powers or {leaf: 1}]
+    seen = {leaf}
+    for symbols in pending:
+        candidate = Candidate(leaf, symbols)
+        bent = _follow(candidate, is_number)
+        yield candidate
+        if constant_tensor(leaf) is None:
+            pending += [{value: 1} for value in bent if value not in seen and value.uses()]
+            seen.update(bent)
+
+
+def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list[ir.Value]:
+    """Collect the uses of a candidate by data, and return the numbers that it determines otherwise."""
+    domain = DegreeDomain(is_small_zero)
+    flow = Flow[Element](domain, candidate.powers)
+    bent: dict[ir.Value, None] = {}
+    pending = list(candidate.powers)
+    for value in pending:
+        for node, index in value.uses():
+            rule = rule_of(node)
+            if rule is None or not (rule.bends or rule.kind in (Kind.PRODUCT, Kind.QUOTIENT, Kind.LINEAR)):
+                continue
+            # An index or a shape is no data.
+            data = {*rule.operands(len(node.inputs)), *rule.addends}
+            if index not in data:
+                continue
+            others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
+            if node.domain == "" and all(v in flow.elements or is_number(v) for v in others):
+                results = dict(zip(node.outputs, flow.evaluate(node), strict=True))
+                if node in domain.conflicts:
+                    bent.update(dict.fromkeys(results))
+                    continue
+                new = {v: power for v, power in results.items() if power and v not in flow.elements}
+                flow.elements |= new
+                pending += new
+            elif rule.gradient or rule.kind in (Kind.PRODUCT, Kind.QUOTIENT):
+                divides = rule.kind is Kind.QUOTIENT and index == 1
+                if ((degree_of(flow.of(value)) or 0) < 0) is divides:
+                    candidate.products.extend(node.outputs)
+                else:
+                    candidate.divisions.append(node)
+    return list(bent)
+
+
+# --- bookkeeping ------------------------------------------------------------------------------------------------------
+
+
+class Bookkeeping:
+    """The values computed from the state of a loss scale, constants and flags alone.
+
+    Attributes:
+        symbol: the loss scale: a leaf, or a value computed from leaves.
+        leaves: the state of the loss scale, scalars.
+        values: the bookkeeping, bodies and leaves included.
+        degrees: the power of the scale in the values that are constants times a power of it.
+        multiples: the values of a degree other than 0.
+        bent: the values that depend on the state of the loss scale otherwise, such as the next scale.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        leaves: Iterable[ir.Value],
+        symbol: ir.Value,
+        is_flag: Callable[[ir.Value], bool],
+    ) -> None:
+        self.symbol = symbol
+        self.leaves = {*leaves, *([symbol] if symbol.producer() is None else [])}
+        self._origins = find_origins(graph, (*self.leaves, symbol), is_flag)
+        self.values = {v for v, origins in self._origins.items() if origins & NUMBER and not origins & DATA}
+        others = (leaf for leaf in self.leaves if leaf is not symbol)
+        seeds = {symbol: Powers({0: 1}), **{leaf: Powers({i: 1}) for i, leaf in enumerate(others, 1)}}
+        elements = run(graph, _Choices(seeds, self.values), seeds).elements
+        powers = {v: element for v, element in elements.items() if v in self.values and element}
+        pure = {v: element.along(0) for v, element in powers.items() if isinstance(element, Powers)}
+        self.degrees = {v: degree for v, degree in pure.items() if degree is not None}
+        self.multiples = {*self.degrees}
+        self.bent = powers.keys() - self.degrees.keys()
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Return whether a value depends on no input and on no state."""
+        return not self._origins.get(value, 0)
+
+
+class _Choices(DegreeDomain):
+    """Degrees in bookkeeping: a value chosen among several of the state is no power of the scale."""
+
+    def __init__(self, symbols: Mapping[ir.Value, Element], values: set[ir.Value]) -> None:
+        super().__init__(is_small_zero)
+        self._symbols = symbols
+        self._values = values
+
+    def transfer(self, node: ir.Node, operands: Sequence[Element]) -> Sequence[Element]:
+        mixed = next((element for element in operands if isinstance(element, Mixed)), None)
+        return super().transfer(node, operands) if mixed is None else [mixed] * len(node.outputs)
+
+    def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
+        # An update rule selects one of two scales; a gradient, one of two tensors that begin with the scale.
+        is_choice = node.op_type == "Where" and all(degrees.get(i) and _may_be_scalar(node.inputs[i]) for i in (1, 2))
+        return Conflict(node, (1, 2)) if is_choice else super().result(node, rule, degrees)
+
+    def join(self, node: ir.Node, elements: Sequence[Element]) -> Element:
+        is_choice = len(subgraphs(node)) > 1 and any(elements)
+        return Mixed(Conflict(node, ()), 0) if is_choice else super().join(node, elements)
+
+    def write(self, value: ir.Value, element: Element) -> Element:
+        return self._symbols.get(value, element) if value in self._values else 0
+
+
+def _may_be_scalar(value: ir.Value | None) -> bool:
+    """Return whether a value may be one number, by its shape, else by its constant operands."""
+    if value is None or value.shape is not None:
+        return value is not None and is_scalar(value)
+    node = value.producer()
+    constants = (constant_tensor(operand) for operand in (() if node is None else node.inputs))
+    return all(constant is None or constant.size == 1 for constant in constants)
