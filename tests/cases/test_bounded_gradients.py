@@ -91,7 +91,6 @@ def test_clip_one_bound() -> None:
 
 
 @pytest.mark.parametrize("name", ["clip_one_bound", "relu_on_a_gradient"])
-@pytest.mark.xfail(strict=True, reason="lint reports the lost infinity in the file that verify accepts")
 def test_lint_and_verify_accept(name: str) -> None:
     model = read(name)
     scaled = scale(model).model
