@@ -22,7 +22,17 @@ from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale import BENT, DATA, FREED, KEPT, TOUCHED, Effect, ScaleDomain, find_origins, is_single_flag
+from graphscale.flow.scale_effects import (
+    BENT,
+    DATA,
+    FREED,
+    KEPT,
+    TOUCHED,
+    Effect,
+    ScaleDomain,
+    find_origins,
+    is_single_flag,
+)
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,

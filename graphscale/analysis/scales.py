@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, Powers, degree_of, is_small_zero
 from graphscale.flow.interpreter import Flow, run
-from graphscale.flow.scale import DATA, NUMBER, find_origins
+from graphscale.flow.scale_effects import DATA, NUMBER, find_origins
 from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
 

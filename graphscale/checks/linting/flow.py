@@ -17,7 +17,7 @@ from graphscale.analysis.scales import Bookkeeping
 from graphscale.checks.linting.view import View
 from graphscale.flow import interpreter
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, Mixed
-from graphscale.flow.scale import BENT, TOUCHED, Effect, ScaleDomain
+from graphscale.flow.scale_effects import BENT, TOUCHED, Effect, ScaleDomain
 from graphscale.operators import Kind, Rule
 
 __all__ = ["Event", "Fault", "Flow"]
