@@ -36,7 +36,7 @@ def find_narrow_sums(
     Args:
         nodes: the nodes of a main graph, in execution order.
         checked: the checked gradients.
-        exact: narrow values that hold all their numbers, and cannot overflow.
+        exact: values that need no check: they hold all their numbers, or are checked elsewhere.
         losses: the losses; a state that they depend on is a weight.
         updates: the carried states.
     """

@@ -188,7 +188,7 @@ class Solver:
             if value in self.lost:
                 return self.lost[value]
             unscale = self.plan.unscaled.get(value)
-            if unscale is not None and self.plan.degree(value) not in (0, ZERO):
+            if unscale is not None and self.plan.degree(value) not in (0, ZERO) and not _bounds(node):
                 if any(map(unscale.covers, uses_at(self.topology.owners, node, value))):
                     return str(unscale.reason or "")
         return None
@@ -380,6 +380,12 @@ class Solver:
         for value in list(self.plan.unscaled):
             if self.plan.degree(value) in (0, ZERO):
                 del self.plan.unscaled[value]
+
+
+def _bounds(node: ir.Node) -> bool:
+    """Return whether a node bounds its operands: its result is a cotangent again, and the scale can enter there."""
+    rule = rule_of(node)
+    return rule is not None and rule.kind is Kind.LINEAR and may_bend(node)
 
 
 def _unsettled(node: ir.Node) -> SeedNotFoundError:

@@ -52,6 +52,7 @@ def _find_sums(step: Step) -> tuple[ir.Value, ...]:
     # By a scale of at least 1, the quotient of a float16 number is one.
     readers = (use.node for value in quotients for use in uses_of(value))
     exact = {node.outputs[0] for node in readers if UnscaleGradients.inserted(node)}
+    exact.update(step.degrees)  # a multiple of the scale is checked as its quotient
     return tuple(find_narrow_sums(tuple(step.graph), step.checked, exact, [step.loss], step.states))
 
 
