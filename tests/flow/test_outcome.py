@@ -23,7 +23,8 @@ from tests.conftest import assert_same_bits
 INPUTS = """bool flag, bool other, float[4] w, float[4] new, float16[4] half, int64[4] count, int64[4] more,
     float[3,4] xs, int64 rounds"""
 CONSTANTS = """float zero = {0}, float minus = {-0.0}, float one = {1}, int64[4] none = {0, 0, 0, 0}, bool yes = {1},
-    int64[2] square = {2, 2}, int64[1] row = {4}, float[4,1] column = {0, 0, 0, 0}, int64[2] rows = {3, 4}"""
+    int64[2] square = {2, 2}, int64[1] row = {4}, int64[2] rows = {3, 4}, float[4,1] column = {0, 0, 0, 0},
+    float[4] both = {0.0, -0.0, 0.0, -0.0}"""
 FUNCTIONS = """<domain: "own", opset_import: ["" : 20]> keep (c, a, b) => (r) { d = Identity(a) r = Where(c, d, b) }
     <domain: "own", opset_import: ["" : 20]> double (a) => (r) { b = Add(a, a) r = Identity(b) }"""
 
@@ -52,6 +53,8 @@ COLLECT = """Loop(rounds, yes) <body = l (int64 i, bool on) => (bool on2, float{
     {{ on2 = Identity(on) p = {} }}>"""
 SCAN = """Scan(w, xs) <num_scan_inputs = 1, body = l (float[4] p, float[4] x) => (float[4] p2, float[4] y)
     {{ p2 = {} y = {} }}>"""
+PART_SCAN = """Scan(xs, xs) <num_scan_inputs = 1, body = l (float[3,4] p, float[4] x) => (float[3,4] p2)
+    { p2 = Where(other, x, p) }>"""
 
 # The nodes, the type of `r`, its outcome without the flag and with it: a flag, a number, a value; "r" for itself alone.
 CASES = {
@@ -81,6 +84,7 @@ CASES = {
     "zero less a value": ("s = Where(flag, new, zero) r = Sub(s, w)", "float[4]", "r", "r"),
     "plus zero": ("s = Where(flag, new, zero) r = Add(w, s)", "float[4]", "r", "r"),
     "plus minus zero": ("s = Where(flag, new, minus) r = Sum(s, w, minus)", "float[4]", "w", "r"),
+    "plus zeros of both signs": ("r = Add(w, both)", "float[4]", "r", "r"),
     "a sum of zeros": ("s = Where(flag, zero, minus) r = Sum(s, minus)", "float", "-0.0", "0.0"),
     "plus an integer zero": ("s = Where(flag, more, none) r = Add(count, s)", "int64[4]", "count", "r"),
     "a product with zero": ("f = Cast<to = 1>(flag) r = Mul(f, new)", "float[4]", "r", "new"),
@@ -108,6 +112,7 @@ CASES = {
     "Loop, numbers of each round": ("r = " + COLLECT.format("", "Cast<to = 1>(flag)"), "float[N]", "0.0", "1.0"),
     "Scan": ("r, s = " + SCAN.format("Where(flag, x, p)", "Identity(p)"), "float[4]", "w", "r"),
     "Scan, parts": ("s, r = " + SCAN.format("Identity(p)", "Identity(x)"), "float[3,4]", "r", "r"),
+    "Scan, a part and the whole": (f"r = {PART_SCAN}", "float[3,4]", "r", "r"),
     "a function": ("r = own.keep(flag, new, w)", "float[4]", "w", "new"),
     "two calls of a function": ("a = own.double(new) b = own.double(w) r = Where(other, a, b)", "float[4]", "r", "r"),
 }

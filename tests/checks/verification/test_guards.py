@@ -109,6 +109,21 @@ def test_a_step_that_is_accepted_although_it_is_not_finite() -> None:
     assert "on a skipped step" in fault(STEP, edited(model, names, "e = Not(flag) p = Where(e, new, w)"))
 
 
+@pytest.mark.parametrize("on_stuck", ["flag", "stop", "reset"])
+def test_a_stuck_step_that_is_not_accepted(on_stuck: str) -> None:
+    model = gs.scale(STEP, gs.DynamicLossScale(on_stuck=on_stuck, max_consecutive_skips=3)).model
+    assert fault(STEP, model) == ""
+
+
+def test_a_sum_that_is_reset_on_a_skipped_step() -> None:
+    """The old value is that after the reset; an applied step adds to it."""
+    model = gs.scale(WINDOW).model
+    assert fault(WINDOW, model) == ""
+    select = next(node for node in model.graph.node if "total.next" in node.output)
+    select.input[1] = select.input[2]
+    assert "on an applied step" in fault(WINDOW, model)
+
+
 NOT = "n = Not(flag) r = Constant<value_ints = [1]>() v = Reshape(n, r)"
 
 
