@@ -109,7 +109,7 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         graph: the main graph, with no calls of model-local functions in it.
         losses: the names of the losses, where known.
     """
-    origins = find_origins(graph, filter(is_scalar, _sources(graph)), is_single_flag)
+    origins = find_origins(graph, {*filter(is_scalar, _sources(graph))}, is_single_flag)
     supposed = [*itertools.islice(_suppose(graph, origins), _MOST)]
     if not supposed:
         return None

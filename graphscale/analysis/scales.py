@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, Powers, degree_of, is_small_zero
-from graphscale.flow.interpreter import Flow, run
-from graphscale.flow.scale_effects import DATA, NUMBER, find_origins
-from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
+from graphscale.flow.interpreter import Flow
+from graphscale.flow.scale_effects import COUNT, DATA, find_origins
+from graphscale.flow.support import reach
+from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
 
-__all__ = ["Bookkeeping", "Candidate", "find_candidates"]
+__all__ = ["Bookkeeping", "Candidate", "Numbers", "find_candidates"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,41 +98,66 @@ def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list
 # --- bookkeeping ------------------------------------------------------------------------------------------------------
 
 
+class Numbers:
+    """The values computed from some numbers, constants and flags alone.
+
+    Args:
+        graph: the main graph.
+        numbers: inputs, initializers or results.
+        is_flag: tests whether a value is a flag.
+
+    Attributes:
+        origins: the origins of all values.
+        nodes: the nodes of the main graph that compute from numbers.
+        counts: the numbers computed from flags alone.
+    """
+
+    def __init__(self, graph: ir.Graph, numbers: Collection[ir.Value], is_flag: Callable[[ir.Value], bool]) -> None:
+        self.origins = find_origins(graph, numbers, is_flag)
+        self.nodes = [node for node in graph if subgraphs(node) or all(map(self.is_number, inputs_of(node)))]
+        self.counts = {value for value, origin in self.origins.items() if origin & COUNT}
+
+    def is_number(self, value: ir.Value) -> bool:
+        """Return whether a value is a number, a constant or a flag."""
+        return not self.origins.get(value, 0) & DATA
+
+
 class Bookkeeping:
     """The values computed from the state of a loss scale, constants and flags alone.
 
-    Attributes:
-        symbol: the loss scale: a leaf, or a value computed from leaves.
+    Args:
+        numbers: the values computed from the state, with those of constants.
         leaves: the state of the loss scale, scalars.
+        symbol: the loss scale: a leaf, or a value computed from leaves.
+
+    Attributes:
+        symbol: the loss scale.
+        leaves: its state.
         values: the bookkeeping, bodies and leaves included.
         degrees: the power of the scale in the values that are constants times a power of it.
         multiples: the values of a degree other than 0.
         bent: the values that depend on the state of the loss scale otherwise, such as the next scale.
     """
 
-    def __init__(
-        self,
-        graph: ir.Graph,
-        leaves: Iterable[ir.Value],
-        symbol: ir.Value,
-        is_flag: Callable[[ir.Value], bool],
-    ) -> None:
+    def __init__(self, numbers: Numbers, leaves: Collection[ir.Value], symbol: ir.Value) -> None:
         self.symbol = symbol
         self.leaves = {*leaves, *([symbol] if symbol.producer() is None else [])}
-        self._origins = find_origins(graph, (*self.leaves, symbol), is_flag)
-        self.values = {v for v, origins in self._origins.items() if origins & NUMBER and not origins & DATA}
+        self._numbers = numbers
+        values = reach(numbers.nodes, (*self.leaves, symbol)) | numbers.counts
+        self.values = {value for value in values if numbers.is_number(value)}
         others = (leaf for leaf in self.leaves if leaf is not symbol)
         seeds = {symbol: Powers({0: 1}), **{leaf: Powers({i: 1}) for i, leaf in enumerate(others, 1)}}
-        elements = run(graph, _Choices(seeds, self.values), seeds).elements
-        powers = {v: element for v, element in elements.items() if v in self.values and element}
-        pure = {v: element.along(0) for v, element in powers.items() if isinstance(element, Powers)}
-        self.degrees = {v: degree for v, degree in pure.items() if degree is not None}
+        flow = Flow[Element](_Choices(seeds, self.values), seeds)
+        flow.visit_all(numbers.nodes)
+        powers = {value: flow.of(value) for value in self.values if flow.of(value)}
+        pure = {value: power.along(0) for value, power in powers.items() if isinstance(power, Powers)}
+        self.degrees = {value: degree for value, degree in pure.items() if degree is not None}
         self.multiples = {*self.degrees}
-        self.bent = powers.keys() - self.degrees.keys()
+        self.bent = powers.keys() - self.multiples
 
     def is_constant(self, value: ir.Value) -> bool:
         """Return whether a value depends on no input and on no state."""
-        return not self._origins.get(value, 0)
+        return value not in self._numbers.origins and value not in self.values
 
 
 class _Choices(DegreeDomain):

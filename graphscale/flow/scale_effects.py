@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -10,15 +10,15 @@ import onnx_ir as ir
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Element, Mixed, degree_of
 from graphscale.flow.interpreter import Domain, run
 from graphscale.flow.support import SupportDomain
-from graphscale.graph.values import constant_tensor, is_float, is_scalar, own_dtype, reads_shape
-from graphscale.operators import Kind, rule_of
+from graphscale.graph.values import constant_tensor, is_float, is_scalar, own_dtype
+from graphscale.operators import Kind, Rule, rule_of
 
 __all__ = [
     "BENT",
+    "COUNT",
     "DATA",
     "FREED",
     "KEPT",
-    "NUMBER",
     "TOUCHED",
     "Effect",
     "ScaleDomain",
@@ -28,31 +28,30 @@ __all__ = [
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
-# Origins of a value other than constants: numbers, such as the state of a loss scale, flags, and all others.
-NUMBER, FLAG, DATA = 1, 2, 4
+# Origins of a value: data, a flag computed from data, a number computed from such flags. Constants and numbers, such as
+# the state of a loss scale, have none.
+DATA, FLAG, COUNT = 1, 2, 4
 
 
 class _OriginDomain(SupportDomain):
-    """Sets of origins. A flag computed from data is an origin of its own."""
+    """Sets of origins."""
 
-    def __init__(self, sources: Mapping[ir.Value, int], is_flag: Callable[[ir.Value], bool]) -> None:
-        super().__init__()
-        self._sources = sources
+    def __init__(self, numbers: Container[ir.Value], is_flag: Callable[[ir.Value], bool]) -> None:
+        super().__init__(stop=numbers)
         self._is_flag = is_flag
 
     def write(self, value: ir.Value, element: int) -> int:
-        if value in self._sources:
-            return self._sources[value]
+        element = super().write(value, element)
         if element & DATA:
-            return FLAG if self._is_flag(value) else element
+            return FLAG if self._is_flag(value) else DATA
         # A cast, or a selection of constants, makes a number of a flag.
-        return NUMBER if element == FLAG and not self._is_flag(value) else element
+        return COUNT if element == FLAG and not self._is_flag(value) else element
 
 
 def find_origins(
-    graph: ir.Graph, numbers: Iterable[ir.Value], is_flag: Callable[[ir.Value], bool]
+    graph: ir.Graph, numbers: Collection[ir.Value], is_flag: Callable[[ir.Value], bool]
 ) -> Mapping[ir.Value, int]:
-    """Find the origins of the values of a graph and its bodies; constants have none.
+    """Find the origins of the values of a graph and its bodies.
 
     Args:
         graph: the main graph.
@@ -60,8 +59,8 @@ def find_origins(
         is_flag: tests whether a value is a flag.
     """
     sources = (v for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None)
-    origins = {**dict.fromkeys(sources, DATA), **dict.fromkeys(numbers, NUMBER)}
-    return run(graph, _OriginDomain(origins, is_flag), origins).elements
+    data = dict.fromkeys((value for value in sources if value not in numbers), DATA)
+    return run(graph, _OriginDomain(numbers, is_flag), data).elements
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
@@ -120,31 +119,32 @@ class ScaleDomain(Domain[Effect]):
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         marks, before = _union(operands), [effect.power for effect in operands]
         has_power = any(before) or ZERO in before
-        if not (marks or has_power) or reads_shape(node):
+        rule = rule_of(node)
+        if not (marks or has_power) or not node.outputs or (rule is not None and rule.kind is Kind.SHAPE):
             return [self.default] * len(node.outputs)
         if not has_power or (marks & BENT and not self._goes_on):
             return [Effect(0, _pass(value, marks)) for value in node.outputs]
         powers = self.degrees.transfer(node, before)
         if any(isinstance(power, Mixed) for power in powers):
             marks |= BENT
-        for value in node.outputs[:1]:
-            self.unscaled.pop(value, None)
-            if self._unscales(node, operands, powers[0]):
-                self.unscaled[value] = node
-                marks = (marks if marks & BENT else marks & ~KEPT) | FREED
+        self.unscaled.pop(node.outputs[0], None)
+        if powers[0] == 0 and rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT):
+            marks = self._cancel(node, rule, operands, marks)
         pairs = zip(node.outputs, powers, strict=True)
         return [Effect(power if is_float(value) else 0, _pass(value, marks)) for value, power in pairs]
 
-    def _unscales(self, node: ir.Node, operands: Sequence[Effect], power: Element) -> bool:
-        """Return whether a node multiplies a gradient by the inverse of its power of the scale."""
-        rule = rule_of(node)
-        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or degree_of(power) != 0:
-            return False
-        multiples = [i for i, value in enumerate(node.inputs) if value is not None and operands[i].degree]
-        gradients = [i for i in multiples if (v := node.inputs[i]) is not None and not self._is_number(v)]
+    def _cancel(self, node: ir.Node, rule: Rule, operands: Sequence[Effect], marks: int) -> int:
+        """Return the marks of a product of degree 0: numbers, or one gradient and a number, cancel the scale exactly."""
+        pairs = [(i, v) for i, v in enumerate(node.inputs) if v is not None and operands[i].degree]
+        gradients = [i for i, value in pairs if not self._is_number(value)]
         # The scale times the norm of unscaled gradients is no gradient.
         gradients = [i for i in gradients if not operands[i].marks & FREED] or gradients
-        return len(gradients) == 1 and (rule.kind is Kind.PRODUCT or gradients == [0])
+        if not pairs or len(gradients) > 1 or (rule.kind is Kind.QUOTIENT and gradients == [1]):
+            return marks
+        if gradients:
+            self.unscaled[node.outputs[0]] = node
+            marks |= FREED
+        return marks if marks & BENT else marks & ~KEPT | _union([e for e in operands if not e.degree]) & KEPT
 
     def opaque(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         powers = self.degrees.opaque(node, [effect.power for effect in operands])

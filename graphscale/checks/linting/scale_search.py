@@ -102,10 +102,10 @@ def _complete(
     leaves = {value, *roles} if value.producer() is None else {*roles}
     if not roles and value in nexts:
         leaves.update(leaf for leaf in _bookkeeping_leaves(nexts[value]) if leaf in nexts)
-    scalars = Bookkeeping(view.graph, leaves, symbol or value, view.flags.__contains__)
+    numbers = view.numbers(frozenset(v for v in (*leaves, symbol or value) if constant_tensor(v) is None))
+    scalars = Bookkeeping(numbers, leaves, symbol or value)
     effective = _effective(view, scalars) if scalars.symbol is value else None
-    if effective is not None:
-        scalars = Bookkeeping(view.graph, leaves, effective, view.flags.__contains__)
+    scalars = scalars if effective is None else Bookkeeping(numbers, leaves, effective)
     return Scale(value, scalars, {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
 
 
