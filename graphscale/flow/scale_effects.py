@@ -28,8 +28,8 @@ __all__ = [
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
-# Origins of a value: data, a flag computed from data, a number computed from such flags. Constants and numbers, such as
-# the state of a loss scale, have none.
+# Origins of a value: data, a flag of data, a number computed from such flags. Constants and numbers, such as the state of
+# a loss scale, have none.
 DATA, FLAG, COUNT = 1, 2, 4
 
 
@@ -59,7 +59,7 @@ def find_origins(
         is_flag: tests whether a value is a flag.
     """
     sources = (v for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None)
-    data = dict.fromkeys((value for value in sources if value not in numbers), DATA)
+    data = {value: FLAG if is_flag(value) else DATA for value in sources if value not in numbers}
     return run(graph, _OriginDomain(numbers, is_flag), data).elements
 
 
@@ -127,14 +127,15 @@ class ScaleDomain(Domain[Effect]):
         powers = self.degrees.transfer(node, before)
         if any(isinstance(power, Mixed) for power in powers):
             marks |= BENT
+            # A flag carries no power.
+            powers = [power if is_float(value) else 0 for value, power in zip(node.outputs, powers, strict=True)]
         self.unscaled.pop(node.outputs[0], None)
         if powers[0] == 0 and rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT):
             marks = self._cancel(node, rule, operands, marks)
-        pairs = zip(node.outputs, powers, strict=True)
-        return [Effect(power if is_float(value) else 0, _pass(value, marks)) for value, power in pairs]
+        return [Effect(power, _pass(value, marks)) for value, power in zip(node.outputs, powers, strict=True)]
 
     def _cancel(self, node: ir.Node, rule: Rule, operands: Sequence[Effect], marks: int) -> int:
-        """Return the marks of a product of degree 0: numbers, or one gradient and a number, cancel the scale exactly."""
+        """Return the marks of a product of degree 0, where numbers, or a gradient and a number, cancel exactly."""
         pairs = [(i, v) for i, v in enumerate(node.inputs) if v is not None and operands[i].degree]
         gradients = [i for i, value in pairs if not self._is_number(value)]
         # The scale times the norm of unscaled gradients is no gradient.
