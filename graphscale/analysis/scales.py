@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, Powers, degree_of, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale_effects import COUNT, DATA, find_origins
+from graphscale.flow.scale_effects import Numbers
 from graphscale.flow.support import reach
-from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, subgraphs
+from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
 
-__all__ = ["Bookkeeping", "Candidate", "Numbers", "find_candidates"]
+__all__ = ["Bookkeeping", "Candidate", "find_candidates"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,27 +42,27 @@ class Candidate:
 def find_candidates(
     leaf: ir.Value,
     powers: Mapping[ir.Value, Degree] | None = None,
-    is_number: Callable[[ir.Value], bool] = lambda value: constant_tensor(value) is not None,
+    numbers: Container[ir.Value] = (),
 ) -> Iterator[Candidate]:
     """Yield a scalar, and the numbers that are computed from it and other numbers, but are no powers of it.
 
     Args:
         leaf: the scalar.
         powers: the values that are powers of it, with the power of each; None for the scalar alone.
-        is_number: tests whether a value is a number, and no data; by default whether it is a constant.
+        numbers: other values than constants that are no data.
     """
     pending: list[Mapping[ir.Value, Degree]] = [powers or {leaf: 1}]
     seen = {leaf}
     for symbols in pending:
         candidate = Candidate(leaf, symbols)
-        bent = _follow(candidate, is_number)
+        bent = _follow(candidate, numbers)
         yield candidate
         if constant_tensor(leaf) is None:
             pending += [{value: 1} for value in bent if value not in seen and value.uses()]
             seen.update(bent)
 
 
-def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list[ir.Value]:
+def _follow(candidate: Candidate, numbers: Container[ir.Value]) -> list[ir.Value]:
     """Collect the uses of a candidate by data, and return the numbers that it determines otherwise."""
     domain = DegreeDomain(is_small_zero)
     flow = Flow[Element](domain, candidate.powers)
@@ -78,7 +78,8 @@ def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list
             if index not in data:
                 continue
             others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
-            if node.domain == "" and all(v in flow.elements or is_number(v) for v in others):
+            known = (constant_tensor(v) is not None or v in flow.elements or v in numbers for v in others)
+            if node.domain == "" and all(known):
                 results = dict(zip(node.outputs, flow.evaluate(node), strict=True))
                 if node in domain.conflicts:
                     bent.update(dict.fromkeys(results))
@@ -96,30 +97,6 @@ def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list
 
 
 # --- bookkeeping ------------------------------------------------------------------------------------------------------
-
-
-class Numbers:
-    """The values computed from some numbers, constants and flags alone.
-
-    Args:
-        graph: the main graph.
-        numbers: inputs, initializers or results.
-        is_flag: tests whether a value is a flag.
-
-    Attributes:
-        origins: the origins of all values.
-        nodes: the nodes of the main graph that compute from numbers.
-        counts: the numbers computed from flags alone.
-    """
-
-    def __init__(self, graph: ir.Graph, numbers: Collection[ir.Value], is_flag: Callable[[ir.Value], bool]) -> None:
-        self.origins = find_origins(graph, numbers, is_flag)
-        self.nodes = [node for node in graph if subgraphs(node) or all(map(self.is_number, inputs_of(node)))]
-        self.counts = {value for value, origin in self.origins.items() if origin & COUNT}
-
-    def is_number(self, value: ir.Value) -> bool:
-        """Return whether a value is a number, a constant or a flag."""
-        return not self.origins.get(value, 0) & DATA
 
 
 class Bookkeeping:
@@ -144,7 +121,7 @@ class Bookkeeping:
         self.leaves = {*leaves, *([symbol] if symbol.producer() is None else [])}
         self._numbers = numbers
         values = reach(numbers.nodes, (*self.leaves, symbol)) | numbers.counts
-        self.values = {value for value in values if numbers.is_number(value)}
+        self.values = {value for value in values if value in numbers}
         others = (leaf for leaf in self.leaves if leaf is not symbol)
         seeds = {symbol: Powers({0: 1}), **{leaf: Powers({i: 1}) for i, leaf in enumerate(others, 1)}}
         flow = Flow[Element](_Choices(seeds, self.values), seeds)
@@ -157,7 +134,7 @@ class Bookkeeping:
 
     def is_constant(self, value: ir.Value) -> bool:
         """Return whether a value depends on no input and on no state."""
-        return value not in self._numbers.origins and value not in self.values
+        return self._numbers.is_constant(value) and value not in self.values
 
 
 class _Choices(DegreeDomain):

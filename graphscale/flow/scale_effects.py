@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,27 +11,15 @@ import onnx_ir as ir
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Element, Mixed, degree_of
 from graphscale.flow.interpreter import Domain, run
 from graphscale.flow.support import SupportDomain
-from graphscale.graph.values import constant_tensor, is_float, is_scalar, own_dtype
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, own_dtype, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
 
-__all__ = [
-    "BENT",
-    "COUNT",
-    "DATA",
-    "FREED",
-    "KEPT",
-    "TOUCHED",
-    "Effect",
-    "ScaleDomain",
-    "find_origins",
-    "is_single_flag",
-]
+__all__ = ["BENT", "FREED", "KEPT", "TOUCHED", "Effect", "Numbers", "ScaleDomain", "is_single_flag"]
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
-# Origins of a value: data, a flag of data, a number computed from such flags. Constants and numbers, such as the state of
-# a loss scale, have none.
-DATA, FLAG, COUNT = 1, 2, 4
+# Origins of a value: data, a flag of data, a number computed from such flags; numbers and constants have none.
+_DATA, _FLAG, _COUNT = 1, 2, 4
 
 
 class _OriginDomain(SupportDomain):
@@ -42,25 +31,42 @@ class _OriginDomain(SupportDomain):
 
     def write(self, value: ir.Value, element: int) -> int:
         element = super().write(value, element)
-        if element & DATA:
-            return FLAG if self._is_flag(value) else DATA
+        if element & _DATA:
+            return _FLAG if self._is_flag(value) else _DATA
         # A cast, or a selection of constants, makes a number of a flag.
-        return COUNT if element == FLAG and not self._is_flag(value) else element
+        return _COUNT if element == _FLAG and not self._is_flag(value) else element
 
 
-def find_origins(
-    graph: ir.Graph, numbers: Collection[ir.Value], is_flag: Callable[[ir.Value], bool]
-) -> Mapping[ir.Value, int]:
-    """Find the origins of the values of a graph and its bodies.
+class Numbers:
+    """The values computed from some numbers, constants and flags alone, such as from the state of a loss scale.
 
     Args:
         graph: the main graph.
-        numbers: inputs, initializers or results that are single numbers.
+        numbers: inputs, initializers or results.
         is_flag: tests whether a value is a flag.
+
+    Attributes:
+        counts: the numbers computed from flags.
     """
-    sources = (v for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None)
-    data = {value: FLAG if is_flag(value) else DATA for value in sources if value not in numbers}
-    return run(graph, _OriginDomain(numbers, is_flag), data).elements
+
+    def __init__(self, graph: ir.Graph, numbers: Collection[ir.Value], is_flag: Callable[[ir.Value], bool]) -> None:
+        sources = (v for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None)
+        data = {value: _FLAG if is_flag(value) else _DATA for value in sources if value not in numbers}
+        self._graph = graph
+        self._origins = run(graph, _OriginDomain(numbers, is_flag), data).elements
+        self.counts = {value for value, origin in self._origins.items() if origin & _COUNT}
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, ir.Value) and not self._origins.get(value, 0) & _DATA
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Return whether a value depends on nothing but the numbers, and on no flag."""
+        return not self._origins.get(value, 0)
+
+    @functools.cached_property
+    def nodes(self) -> Sequence[ir.Node]:
+        """The nodes of the main graph that compute from them, and those with bodies."""
+        return [node for node in self._graph if subgraphs(node) or all(value in self for value in inputs_of(node))]
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
@@ -93,7 +99,7 @@ class ScaleDomain(Domain[Effect]):
     Args:
         degrees: the domain of its degrees.
         known: the effects of values that are known before, such as the scale and its bookkeeping.
-        is_number: tests whether a value is computed from single numbers alone, and hence no gradient.
+        numbers: the values computed from single numbers alone, which are no gradients.
         goes_on: True to go on with degrees behind a conflict, for a diagnosis.
 
     Attributes:
@@ -106,14 +112,14 @@ class ScaleDomain(Domain[Effect]):
         self,
         degrees: DegreeDomain,
         known: Mapping[ir.Value, Effect],
-        is_number: Callable[[ir.Value], bool],
+        numbers: Container[ir.Value],
         *,
         goes_on: bool = False,
     ) -> None:
         self.degrees = degrees
         self.unscaled: dict[ir.Value, ir.Node] = {}
         self._known = known
-        self._is_number = is_number
+        self._numbers = numbers
         self._goes_on = goes_on
 
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
@@ -137,7 +143,7 @@ class ScaleDomain(Domain[Effect]):
     def _cancel(self, node: ir.Node, rule: Rule, operands: Sequence[Effect], marks: int) -> int:
         """Return the marks of a product of degree 0, where numbers, or a gradient and a number, cancel exactly."""
         pairs = [(i, v) for i, v in enumerate(node.inputs) if v is not None and operands[i].degree]
-        gradients = [i for i, value in pairs if not self._is_number(value)]
+        gradients = [i for i, value in pairs if value not in self._numbers]
         # The scale times the norm of unscaled gradients is no gradient.
         gradients = [i for i in gradients if not operands[i].marks & FREED] or gradients
         if not pairs or len(gradients) > 1 or (rule.kind is Kind.QUOTIENT and gradients == [1]):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.analysis.scales import Numbers
 from graphscale.flow.degree import is_small_zero as is_zero
 from graphscale.flow.interpreter import Flow
+from graphscale.flow.scale_effects import Numbers
 from graphscale.flow.survival import Effect, SurvivalDomain
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import operands_of, reads_shape, values_by_name
