@@ -22,17 +22,7 @@ from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale_effects import (
-    BENT,
-    DATA,
-    FREED,
-    KEPT,
-    TOUCHED,
-    Effect,
-    ScaleDomain,
-    find_origins,
-    is_single_flag,
-)
+from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Effect, Numbers, ScaleDomain, is_single_flag
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,
@@ -109,15 +99,15 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         graph: the main graph, with no calls of model-local functions in it.
         losses: the names of the losses, where known.
     """
-    origins = find_origins(graph, filter(is_scalar, _sources(graph)), is_single_flag)
-    supposed = [*itertools.islice(_suppose(graph, origins), _MOST)]
+    numbers = Numbers(graph, {*filter(is_scalar, _sources(graph))}, is_single_flag)
+    supposed = [*itertools.islice(_suppose(graph, numbers), _MOST)]
     if not supposed:
         return None
     values = values_by_name(graph) if losses else {}
     candidates = [values[name] for name in losses if name in values] or find_loss_candidates(graph, set())
     nodes, is_zero = [*graph.all_nodes()], functools.cache(_has_every_degree)
     for value, powers in supposed:
-        scale = _SupposedScale(graph, nodes, _Degrees(origins, is_zero), powers)
+        scale = _SupposedScale(graph, nodes, _Degrees(numbers, is_zero), powers)
         loss = scale.find_loss(candidates)
         if loss is not None:
             unscaled = [v for v in scale.unscaled if not is_scalar(v)] or scale.unscaled
@@ -148,21 +138,20 @@ def _sources(graph: ir.Graph) -> list[ir.Value]:
     return list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
 
 
-def _suppose(graph: ir.Graph, origins: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Value, Mapping[ir.Value, Degree]]]:
+def _suppose(graph: ir.Graph, numbers: Numbers) -> Iterator[tuple[ir.Value, Mapping[ir.Value, Degree]]]:
     """Yield each input, initializer and constant of a possible loss scale, with powers of the scale.
 
     The scale itself may be computed, such as from its exponent.
     """
-    for value, powers in (*_states(graph, origins), *_constants(graph)):
-        for candidate in find_candidates(value, powers, lambda v: not origins.get(v, 0) & DATA):
+    for value, powers in (*_states(graph, numbers), *_constants(graph)):
+        for candidate in find_candidates(value, powers, numbers):
             if candidate.products and candidate.divisions:
                 yield value, candidate.powers
 
 
-def _states(graph: ir.Graph, origins: Mapping[ir.Value, int]) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
+def _states(graph: ir.Graph, numbers: Numbers) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
     """Yield the fed and carried scalars."""
-    numbers = [v for v in graph.outputs if is_float(v) and not origins.get(v, 0) & DATA]
-    read = ancestors(numbers, stop=_is_flag)
+    read = ancestors([v for v in graph.outputs if is_float(v) and v in numbers], stop=_is_flag)
     for value in _sources(graph):
         is_carried = value.is_graph_input() or value in read or _find_write(value) is not None
         if is_float(value) and is_scalar(value) and is_carried:
@@ -193,7 +182,7 @@ def _find_next(graph: ir.Graph, value: ir.Value, scale: _SupposedScale) -> ir.Va
     if (written := _find_write(value)) is not None:
         return written
     for output in graph.outputs:
-        if scale.is_number(output) and same_type(output, value):
+        if output in scale.numbers and same_type(output, value):
             above = ancestors([output], stop=_is_flag)
             if value in above and any(_is_flag(v) and v in scale.touched for v in above):
                 return output
@@ -236,15 +225,15 @@ def _multiplies(node: ir.Node) -> bool:
 class _Degrees(DegreeDomain):
     """The degrees of a supposed scale, which every number that stands for infinity has."""
 
-    def __init__(self, origins: Mapping[ir.Value, int], is_zero: Callable[[ir.Value | None], bool]) -> None:
+    def __init__(self, numbers: Numbers, is_zero: Callable[[ir.Value | None], bool]) -> None:
         super().__init__(is_zero)
-        self.origins = origins
+        self.numbers = numbers
 
     def result(self, node: ir.Node, rule: Rule | None, degrees: Mapping[int, Degree]) -> Degree | Conflict:
         if rule is not None and (rule.contraction or rule.gradient):
             # An inverse of the number in a contraction normalizes features, and the result undoes it.
             is_wrong = any(not 0 <= (degree or 0) <= 1 for degree in degrees.values())
-            if is_wrong and any(self.origins.get(v, 0) & DATA for v in inputs_of(node)):
+            if is_wrong and any(v not in self.numbers for v in inputs_of(node)):
                 return Conflict(node, tuple(degrees))
         return super().result(node, rule, degrees)
 
@@ -261,6 +250,7 @@ class _SupposedScale:
     Attributes:
         unscaled: the gradients that an exact inverse of the scale multiplies.
         touched: the values that depend on the scale.
+        numbers: the values computed from single numbers, constants and flags alone.
         tested: whether values that depend on the scale are tested for finiteness.
     """
 
@@ -268,10 +258,10 @@ class _SupposedScale:
         self, graph: ir.Graph, nodes: Sequence[ir.Node], degrees: _Degrees, powers: Mapping[ir.Value, Degree]
     ) -> None:
         self._graph = graph
-        self._origins = degrees.origins
+        self.numbers = degrees.numbers
         self._powers = powers
         effects = {value: Effect(power, TOUCHED | KEPT) for value, power in powers.items()}
-        domain = ScaleDomain(degrees, effects, self.is_number)
+        domain = ScaleDomain(degrees, effects, self.numbers)
         self._flow = Flow[Effect](domain, effects)
         self._flow.visit_all(graph)
         marks = {value: effect.marks for value, effect in self._flow.elements.items()}
@@ -282,14 +272,10 @@ class _SupposedScale:
         nodes = [node for node in nodes if not self.touched.isdisjoint(node.inputs)]
         self._written = {v for node in nodes if has_trait(node, Trait.EFFECT) for v in inputs_of(node)}
         nodes = [node for node in nodes if self._bent.isdisjoint(node.inputs) and not reads_shape(node)]
-        nodes = [node for node in nodes if not all(map(self.is_number, inputs_of(node)))]
+        nodes = [node for node in nodes if any(v not in self.numbers for v in inputs_of(node))]
         self.tested = any(has_trait(node, Trait.FINITENESS_TEST) or _compares_with_infinity(node) for node in nodes)
         # The contractions and gradient operators that compute on multiples of the scale.
         self._carrying = [node for node in nodes if _multiplies(node) and any(map(self._degree, inputs_of(node)))]
-
-    def is_number(self, value: ir.Value) -> bool:
-        """Return whether a value is computed from single numbers, constants and flags alone."""
-        return not self._origins.get(value, 0) & DATA
 
     def _degree(self, value: ir.Value) -> Degree:
         """Return the power of the scale in a value, 0 where no power describes it."""
@@ -301,7 +287,7 @@ class _SupposedScale:
         scaled = self._kept.intersection(ends)
         if not scaled.isdisjoint(self._written) or self._freed.isdisjoint(ends):
             return None
-        has_inverse = any((self._degree(v) or 0) < 0 and not self.is_number(v) for v in self._flow.elements)
+        has_inverse = any((self._degree(v) or 0) < 0 and v not in self.numbers for v in self._flow.elements)
         for loss in candidates:
             forward = ancestors([loss])
             backward = [node for node in self._carrying if forward.isdisjoint(node.outputs)]
@@ -317,7 +303,7 @@ class _SupposedScale:
     def _reads_cotangent(self, nodes: Sequence[ir.Node], forward: set[ir.Value]) -> bool:
         """Return whether a multiple in a contraction depends on the loss's own values, or is the seed alone."""
         behind = reach(self._graph, {v for v in forward if v.producer() is not None}) if nodes else set()
-        return any(self._degree(v) and (v in behind or self.is_number(v)) for node in nodes for v in inputs_of(node))
+        return any(self._degree(v) and (v in behind or v in self.numbers) for node in nodes for v in inputs_of(node))
 
     def _is_metric(self, value: ir.Value) -> bool:
-        return self.is_number(value) or (value.shape is not None and len(value.shape) == 0)
+        return value in self.numbers or (value.shape is not None and len(value.shape) == 0)

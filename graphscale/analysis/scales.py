@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, Powers, degree_of, is_small_zero
-from graphscale.flow.interpreter import Flow, run
-from graphscale.flow.scale_effects import DATA, NUMBER, find_origins
+from graphscale.flow.interpreter import Flow
+from graphscale.flow.scale_effects import Numbers
+from graphscale.flow.support import reach
 from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
 
@@ -41,27 +42,27 @@ class Candidate:
 def find_candidates(
     leaf: ir.Value,
     powers: Mapping[ir.Value, Degree] | None = None,
-    is_number: Callable[[ir.Value], bool] = lambda value: constant_tensor(value) is not None,
+    numbers: Container[ir.Value] = (),
 ) -> Iterator[Candidate]:
     """Yield a scalar, and the numbers that are computed from it and other numbers, but are no powers of it.
 
     Args:
         leaf: the scalar.
         powers: the values that are powers of it, with the power of each; None for the scalar alone.
-        is_number: tests whether a value is a number, and no data; by default whether it is a constant.
+        numbers: other values than constants that are no data.
     """
     pending: list[Mapping[ir.Value, Degree]] = [powers or {leaf: 1}]
     seen = {leaf}
     for symbols in pending:
         candidate = Candidate(leaf, symbols)
-        bent = _follow(candidate, is_number)
+        bent = _follow(candidate, numbers)
         yield candidate
         if constant_tensor(leaf) is None:
             pending += [{value: 1} for value in bent if value not in seen and value.uses()]
             seen.update(bent)
 
 
-def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list[ir.Value]:
+def _follow(candidate: Candidate, numbers: Container[ir.Value]) -> list[ir.Value]:
     """Collect the uses of a candidate by data, and return the numbers that it determines otherwise."""
     domain = DegreeDomain(is_small_zero)
     flow = Flow[Element](domain, candidate.powers)
@@ -77,7 +78,8 @@ def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list
             if index not in data:
                 continue
             others = [v for i, v in enumerate(node.inputs) if v is not None and i != index and i in data]
-            if node.domain == "" and all(v in flow.elements or is_number(v) for v in others):
+            known = (constant_tensor(v) is not None or v in flow.elements or v in numbers for v in others)
+            if node.domain == "" and all(known):
                 results = dict(zip(node.outputs, flow.evaluate(node), strict=True))
                 if node in domain.conflicts:
                     bent.update(dict.fromkeys(results))
@@ -100,38 +102,39 @@ def _follow(candidate: Candidate, is_number: Callable[[ir.Value], bool]) -> list
 class Bookkeeping:
     """The values computed from the state of a loss scale, constants and flags alone.
 
-    Attributes:
-        symbol: the loss scale: a leaf, or a value computed from leaves.
+    Args:
+        numbers: the values computed from the state, with those of constants.
         leaves: the state of the loss scale, scalars.
+        symbol: the loss scale: a leaf, or a value computed from leaves.
+
+    Attributes:
+        symbol: the loss scale.
+        leaves: its state.
         values: the bookkeeping, bodies and leaves included.
         degrees: the power of the scale in the values that are constants times a power of it.
         multiples: the values of a degree other than 0.
         bent: the values that depend on the state of the loss scale otherwise, such as the next scale.
     """
 
-    def __init__(
-        self,
-        graph: ir.Graph,
-        leaves: Iterable[ir.Value],
-        symbol: ir.Value,
-        is_flag: Callable[[ir.Value], bool],
-    ) -> None:
+    def __init__(self, numbers: Numbers, leaves: Collection[ir.Value], symbol: ir.Value) -> None:
         self.symbol = symbol
         self.leaves = {*leaves, *([symbol] if symbol.producer() is None else [])}
-        self._origins = find_origins(graph, (*self.leaves, symbol), is_flag)
-        self.values = {v for v, origins in self._origins.items() if origins & NUMBER and not origins & DATA}
+        self._numbers = numbers
+        values = reach(numbers.nodes, (*self.leaves, symbol)) | numbers.counts
+        self.values = {value for value in values if value in numbers}
         others = (leaf for leaf in self.leaves if leaf is not symbol)
         seeds = {symbol: Powers({0: 1}), **{leaf: Powers({i: 1}) for i, leaf in enumerate(others, 1)}}
-        elements = run(graph, _Choices(seeds, self.values), seeds).elements
-        powers = {v: element for v, element in elements.items() if v in self.values and element}
-        pure = {v: element.along(0) for v, element in powers.items() if isinstance(element, Powers)}
-        self.degrees = {v: degree for v, degree in pure.items() if degree is not None}
+        flow = Flow[Element](_Choices(seeds, self.values), seeds)
+        flow.visit_all(numbers.nodes)
+        powers = {value: flow.of(value) for value in self.values if flow.of(value)}
+        pure = {value: power.along(0) for value, power in powers.items() if isinstance(power, Powers)}
+        self.degrees = {value: degree for value, degree in pure.items() if degree is not None}
         self.multiples = {*self.degrees}
-        self.bent = powers.keys() - self.degrees.keys()
+        self.bent = powers.keys() - self.multiples
 
     def is_constant(self, value: ir.Value) -> bool:
         """Return whether a value depends on no input and on no state."""
-        return not self._origins.get(value, 0)
+        return self._numbers.is_constant(value) and value not in self.values
 
 
 class _Choices(DegreeDomain):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -10,58 +11,62 @@ import onnx_ir as ir
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Element, Mixed, degree_of
 from graphscale.flow.interpreter import Domain, run
 from graphscale.flow.support import SupportDomain
-from graphscale.graph.values import constant_tensor, is_float, is_scalar, own_dtype, reads_shape
-from graphscale.operators import Kind, rule_of
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, own_dtype, subgraphs
+from graphscale.operators import Kind, Rule, rule_of
 
-__all__ = [
-    "BENT",
-    "DATA",
-    "FREED",
-    "KEPT",
-    "NUMBER",
-    "TOUCHED",
-    "Effect",
-    "ScaleDomain",
-    "find_origins",
-    "is_single_flag",
-]
+__all__ = ["BENT", "FREED", "KEPT", "TOUCHED", "Effect", "Numbers", "ScaleDomain", "is_single_flag"]
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
-# Origins of a value other than constants: numbers, such as the state of a loss scale, flags, and all others.
-NUMBER, FLAG, DATA = 1, 2, 4
+# Origins of a value: data, a flag of data, a number computed from such flags; numbers and constants have none.
+_DATA, _FLAG, _COUNT = 1, 2, 4
 
 
 class _OriginDomain(SupportDomain):
-    """Sets of origins. A flag computed from data is an origin of its own."""
+    """Sets of origins."""
 
-    def __init__(self, sources: Mapping[ir.Value, int], is_flag: Callable[[ir.Value], bool]) -> None:
-        super().__init__()
-        self._sources = sources
+    def __init__(self, numbers: Container[ir.Value], is_flag: Callable[[ir.Value], bool]) -> None:
+        super().__init__(stop=numbers)
         self._is_flag = is_flag
 
     def write(self, value: ir.Value, element: int) -> int:
-        if value in self._sources:
-            return self._sources[value]
-        if element & DATA:
-            return FLAG if self._is_flag(value) else element
+        element = super().write(value, element)
+        if element & _DATA:
+            return _FLAG if self._is_flag(value) else _DATA
         # A cast, or a selection of constants, makes a number of a flag.
-        return NUMBER if element == FLAG and not self._is_flag(value) else element
+        return _COUNT if element == _FLAG and not self._is_flag(value) else element
 
 
-def find_origins(
-    graph: ir.Graph, numbers: Iterable[ir.Value], is_flag: Callable[[ir.Value], bool]
-) -> Mapping[ir.Value, int]:
-    """Find the origins of the values of a graph and its bodies; constants have none.
+class Numbers:
+    """The values computed from some numbers, constants and flags alone, such as from the state of a loss scale.
 
     Args:
         graph: the main graph.
-        numbers: inputs, initializers or results that are single numbers.
+        numbers: inputs, initializers or results.
         is_flag: tests whether a value is a flag.
+
+    Attributes:
+        counts: the numbers computed from flags.
     """
-    sources = (v for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None)
-    origins = {**dict.fromkeys(sources, DATA), **dict.fromkeys(numbers, NUMBER)}
-    return run(graph, _OriginDomain(origins, is_flag), origins).elements
+
+    def __init__(self, graph: ir.Graph, numbers: Collection[ir.Value], is_flag: Callable[[ir.Value], bool]) -> None:
+        sources = (v for v in (*graph.inputs, *graph.initializers.values()) if constant_tensor(v) is None)
+        data = {value: _FLAG if is_flag(value) else _DATA for value in sources if value not in numbers}
+        self._graph = graph
+        self._origins = run(graph, _OriginDomain(numbers, is_flag), data).elements
+        self.counts = {value for value, origin in self._origins.items() if origin & _COUNT}
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, ir.Value) and not self._origins.get(value, 0) & _DATA
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Return whether a value depends on nothing but the numbers, and on no flag."""
+        return not self._origins.get(value, 0)
+
+    @functools.cached_property
+    def nodes(self) -> Sequence[ir.Node]:
+        """The nodes of the main graph that compute from them, and those with bodies."""
+        return [node for node in self._graph if subgraphs(node) or all(value in self for value in inputs_of(node))]
 
 
 # --- effects ----------------------------------------------------------------------------------------------------------
@@ -94,7 +99,7 @@ class ScaleDomain(Domain[Effect]):
     Args:
         degrees: the domain of its degrees.
         known: the effects of values that are known before, such as the scale and its bookkeeping.
-        is_number: tests whether a value is computed from single numbers alone, and hence no gradient.
+        numbers: the values computed from single numbers alone, which are no gradients.
         goes_on: True to go on with degrees behind a conflict, for a diagnosis.
 
     Attributes:
@@ -107,44 +112,46 @@ class ScaleDomain(Domain[Effect]):
         self,
         degrees: DegreeDomain,
         known: Mapping[ir.Value, Effect],
-        is_number: Callable[[ir.Value], bool],
+        numbers: Container[ir.Value],
         *,
         goes_on: bool = False,
     ) -> None:
         self.degrees = degrees
         self.unscaled: dict[ir.Value, ir.Node] = {}
         self._known = known
-        self._is_number = is_number
+        self._numbers = numbers
         self._goes_on = goes_on
 
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         marks, before = _union(operands), [effect.power for effect in operands]
         has_power = any(before) or ZERO in before
-        if not (marks or has_power) or reads_shape(node):
+        rule = rule_of(node)
+        if not (marks or has_power) or not node.outputs or (rule is not None and rule.kind is Kind.SHAPE):
             return [self.default] * len(node.outputs)
         if not has_power or (marks & BENT and not self._goes_on):
             return [Effect(0, _pass(value, marks)) for value in node.outputs]
         powers = self.degrees.transfer(node, before)
         if any(isinstance(power, Mixed) for power in powers):
             marks |= BENT
-        for value in node.outputs[:1]:
-            self.unscaled.pop(value, None)
-            if self._unscales(node, operands, powers[0]):
-                self.unscaled[value] = node
-                marks = (marks if marks & BENT else marks & ~KEPT) | FREED
-        pairs = zip(node.outputs, powers, strict=True)
-        return [Effect(power if is_float(value) else 0, _pass(value, marks)) for value, power in pairs]
+            # A flag carries no power.
+            powers = [power if is_float(value) else 0 for value, power in zip(node.outputs, powers, strict=True)]
+        self.unscaled.pop(node.outputs[0], None)
+        if powers[0] == 0 and rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT):
+            marks = self._cancel(node, rule, operands, marks)
+        return [Effect(power, _pass(value, marks)) for value, power in zip(node.outputs, powers, strict=True)]
 
-    def _unscales(self, node: ir.Node, operands: Sequence[Effect], power: Element) -> bool:
-        """Return whether a node multiplies a gradient by the inverse of its power of the scale."""
-        rule = rule_of(node)
-        if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or degree_of(power) != 0:
-            return False
-        multiples = [i for i, value in enumerate(node.inputs) if value is not None and operands[i].degree]
-        gradients = [i for i in multiples if (v := node.inputs[i]) is not None and not self._is_number(v)]
+    def _cancel(self, node: ir.Node, rule: Rule, operands: Sequence[Effect], marks: int) -> int:
+        """Return the marks of a product of degree 0, where numbers, or a gradient and a number, cancel exactly."""
+        pairs = [(i, v) for i, v in enumerate(node.inputs) if v is not None and operands[i].degree]
+        gradients = [i for i, value in pairs if value not in self._numbers]
         # The scale times the norm of unscaled gradients is no gradient.
         gradients = [i for i in gradients if not operands[i].marks & FREED] or gradients
-        return len(gradients) == 1 and (rule.kind is Kind.PRODUCT or gradients == [0])
+        if not pairs or len(gradients) > 1 or (rule.kind is Kind.QUOTIENT and gradients == [1]):
+            return marks
+        if gradients:
+            self.unscaled[node.outputs[0]] = node
+            marks |= FREED
+        return marks if marks & BENT else marks & ~KEPT | _union([e for e in operands if not e.degree]) & KEPT
 
     def opaque(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         powers = self.degrees.opaque(node, [effect.power for effect in operands])

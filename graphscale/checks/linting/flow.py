@@ -71,7 +71,7 @@ class Flow:
     def __init__(self, view: View, scalars: Bookkeeping, exempt: Container[ir.Value]) -> None:
         effects = {value: Effect(degree, TOUCHED) for value, degree in scalars.degrees.items()}
         effects.update(dict.fromkeys(scalars.bent, Effect(0, BENT)))
-        domain = ScaleDomain(_Degrees(view, scalars), effects, scalars.values.__contains__, goes_on=True)
+        domain = ScaleDomain(_Degrees(view, scalars), effects, scalars.values, goes_on=True)
         self._flow = interpreter.Flow[Effect](domain, effects)
         self._flow.visit_all(node for node in view.nodes if scalars.values.isdisjoint(node.outputs))
         elements = self._flow.elements.items()

@@ -7,7 +7,6 @@ loss.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
@@ -19,7 +18,7 @@ from graphscale.checks.linting.view import View
 from graphscale.errors import LossError, suggest
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
 from graphscale.graph.walks import is_contradiction, producers_of, reach, source_of
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["Scale", "find_named_scale", "find_scale"]
 
@@ -102,26 +101,18 @@ def _complete(
     leaves = {value, *roles} if value.producer() is None else {*roles}
     if not roles and value in nexts:
         leaves.update(leaf for leaf in _bookkeeping_leaves(nexts[value]) if leaf in nexts)
-    scalars = Bookkeeping(view.graph, leaves, symbol or value, view.flags.__contains__)
-    effective = _effective(view, scalars) if scalars.symbol is value else None
-    if effective is not None:
-        scalars = Bookkeeping(view.graph, leaves, effective, view.flags.__contains__)
+    numbers = view.numbers(frozenset(v for v in (*leaves, symbol or value) if constant_tensor(v) is None))
+    scalars = Bookkeeping(numbers, leaves, symbol or value)
+    effective = _effective(scalars) if scalars.symbol is value else None
+    scalars = scalars if effective is None else Bookkeeping(numbers, leaves, effective)
     return Scale(value, scalars, {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
 
 
-def _effective(view: View, scalars: Bookkeeping) -> ir.Value | None:
+def _effective(scalars: Bookkeeping) -> ir.Value | None:
     """Return the value, chosen from the scale's state, that multiplies data; None if it is the scale itself."""
-    counts: Counter[ir.Value] = Counter()
-    for node in view.nodes:
-        rule = rule_of(node)
-        if rule is None or any(value in scalars.values or scalars.is_constant(value) for value in node.outputs):
-            continue
-        for index, value in enumerate(node.inputs):
-            if value in scalars.degrees and (rule.kind, index) != (Kind.QUOTIENT, 1):
-                return None
-            if value in scalars.bent and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT):
-                counts[value] += 1
-    return next((value for value, _ in counts.most_common(1)), None)
+    first, *others = find_candidates(scalars.symbol, numbers=scalars.values)
+    counts = {other.symbol: len(other.products) + len(other.divisions) for other in others}
+    return None if first.products else max((v for v in counts if counts[v]), key=lambda v: counts[v], default=None)
 
 
 def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphscale.flow.degree import is_small_zero as is_zero
 from graphscale.flow.interpreter import Flow
+from graphscale.flow.scale_effects import Numbers
 from graphscale.flow.survival import Effect, SurvivalDomain
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import operands_of, reads_shape, values_by_name
@@ -24,6 +25,7 @@ class View:
         graph: the main graph.
         nodes: its nodes in order.
         is_zero: tests whether a value is known to be all zeros.
+        numbers: finds the values computed from some numbers.
 
     Raises:
         ModelFileError: an operand of a node is never computed, or later.
@@ -33,6 +35,7 @@ class View:
         self.graph = model.graph
         self.nodes = tuple(self.graph)
         self.is_zero = functools.cache(is_zero)
+        self.numbers = functools.cache(self._find_numbers)
         self._operands = {node: operands_of(node) for node in self.nodes}
         check_order(self.graph, name, self.operands)
 
@@ -54,6 +57,9 @@ class View:
     def flags(self) -> frozenset[ir.Value]:
         """The bool values."""
         return frozenset(value for value, dtype in self.dtypes.items() if dtype is ir.DataType.BOOL)
+
+    def _find_numbers(self, numbers: frozenset[ir.Value]) -> Numbers:
+        return Numbers(self.graph, numbers, self.flags.__contains__)
 
     def leaves(self) -> list[ir.Value]:
         """Return the graph's inputs, and the initializers that are no inputs."""
