@@ -14,7 +14,7 @@ from tests.conftest import MODELS
 pytestmark = pytest.mark.static
 
 # Upper bounds, to be lowered with the package.
-MODULES, LINES = 115, 16_600
+MODULES, LINES = 115, 17_200
 
 SCALE = """
 import json, sys
