@@ -15,7 +15,7 @@ from benchmarks.edits.generator import edit
 from benchmarks.edits.subjects import Subject, subjects
 from benchmarks.mutants import MEASURED, Mutant, judge, mutants
 from benchmarks.mutation import KINDS, SAME, Kind
-from benchmarks.mutation.scalings import TARGETS, Scaled
+from benchmarks.mutation.scalings import MODELS, TARGETS, Scaled
 
 __all__ = ["edit_keys", "edit_row", "mutant_keys", "mutant_row"]
 
@@ -50,11 +50,14 @@ def mutant_row(key: str) -> Row:
 
 
 def _mutants_of(kind: Kind) -> Iterator[tuple[Mutant, Any]]:
-    """Yield the mutants of a kind, one for each of the small graphs, in an order of the kind's own."""
-    names = sorted(MEASURED, key=lambda name: _number(kind.name, name))
-    turn = _number(kind.name) % len(TARGETS)
-    for name in names:
-        yield from mutants([name], [*TARGETS[turn:], *TARGETS[:turn]], [kind], find=_scaled)
+    """Yield a mutant of a kind for each of the small graphs, or for one of the others where these have no site."""
+    turn, some = _number(kind.name) % len(TARGETS), False
+    for name in sorted(MODELS, key=lambda name: (name not in MEASURED, _number(kind.name, name))):
+        if some and name not in MEASURED:
+            return
+        for found in mutants([name], [*TARGETS[turn:], *TARGETS[:turn]], [kind], find=_scaled):
+            some = True
+            yield found
         turn = (turn + 1) % len(TARGETS)
 
 
