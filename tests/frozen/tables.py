@@ -16,6 +16,7 @@ import graphscale as gs
 from graphscale.errors import GraphscaleError, RolesError
 from graphscale.targets import TARGETS
 from models.zoo import pack, trial
+from tests.frozen import damage
 from tests.frozen.digests import digest_of_json, digests, steady
 
 __all__ = ["FOLDER", "TABLES", "Table", "read_table"]
@@ -197,4 +198,7 @@ TABLES = {
     "artifacts": Table("models", _artifact_keys, _artifact_row),
     "reports": Table("models", _names, _report_row),
     "zoo": Table("zoo", pack.names, _zoo_row),
+    "lint": Table("lint", _scaled_keys, _checked_row),
+    "mutants": Table("mutants", damage.mutant_keys, damage.mutant_row),
+    "edits": Table("mutants", damage.edit_keys, damage.edit_row),
 }

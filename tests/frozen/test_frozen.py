@@ -48,6 +48,27 @@ def test_outcomes_of_the_zoo(key: str) -> None:
     compare("zoo", key)
 
 
+@rows_of("lint", 3)
+def test_verdicts_on_scaled_models(key: str) -> None:
+    compare("lint", key)
+
+
+@rows_of("mutants", 4)
+def test_verdicts_on_mutants(key: str) -> None:
+    compare("mutants", key)
+
+
+@rows_of("edits", 3)
+def test_verdicts_on_random_edits(key: str) -> None:
+    compare("edits", key)
+
+
+def test_scaled_models_are_clean() -> None:
+    """But for two targets, that refuse some models, no row has a finding, and verify accepts each."""
+    rows = read_table("lint").values()
+    assert all("refused" in row or row == {"lint": [], "verify": "accepted"} for row in rows)
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_each_table_is_whole(name: str) -> None:
     table = read_table(name)
