@@ -234,7 +234,9 @@ def test_one_mistake_does_not_hide_the_next() -> None:
 def test_a_mistake_in_a_body() -> None:
     """The gradient carries the scale in the rounds, and comes out unscaled, or twice."""
     rounds = """dw = Loop(times, always, none) <body = l (int64 i, bool more, float[4,3] sum)
-        => (bool on, float[4,3] next) { on = Identity(more) part = Div(dw_scaled, scale) CHANGE next = Add(sum, last) }>"""
+        => (bool on, float[4,3] next) {
+            on = Identity(more) part = Div(dw_scaled, scale) CHANGE next = Add(sum, last)
+        }>"""
     constants = f"int64 times = {{2}}, bool always = {{1}}, float[4,3] none = {{{', '.join('0' * 12)}}}"
 
     def found(change: str) -> list[tuple[str, str | None]]:
