@@ -189,6 +189,33 @@ DYNAMIC = {
         True,
         "scale_next",
     ),
+    "a gradient of numbers alone": (
+        brought(
+            UNSCALE,
+            "seed = Mul(two, scale) db = Expand(seed, three) gb = Div(db, scale) b_next = Sub(b, gb)",
+            TEST.format("g"),
+            SGD,
+            GUARD,
+            RULE,
+            inputs=f"{CARRIED}, float[3] b",
+            outputs="float[3] b_next, float scale_next, float good_next",
+            constants="int64[1] three = {3}",
+        ),
+        True,
+        "scale_next",
+    ),
+    "the loss leaves divided again": (
+        brought(
+            UNSCALE,
+            TEST.format("g"),
+            SGD,
+            GUARD,
+            RULE,
+            forward=FORWARD.replace("loss =", "mean =") + "large = Mul(mean, scale) loss = Div(large, scale)",
+        ),
+        True,
+        "scale_next",
+    ),
     "fed": (fed(UNSCALE, SGD), False, None),
     "fed, with a rate that leaves": (
         brought(

@@ -231,6 +231,24 @@ def test_one_mistake_does_not_hide_the_next() -> None:
     assert codes(changed(GRADIENTS, db="db = Identity(db_scaled)", dw=TWICE)) == ["GS201", "GS202"]
 
 
+def test_a_mistake_in_a_body() -> None:
+    """The gradient carries the scale in the rounds, and comes out unscaled, or twice."""
+    rounds = """dw = Loop(times, always, none) <body = l (int64 i, bool more, float[4,3] sum)
+        => (bool on, float[4,3] next) {
+            on = Identity(more) part = Div(dw_scaled, scale) CHANGE next = Add(sum, last)
+        }>"""
+    constants = f"int64 times = {{2}}, bool always = {{1}}, float[4,3] none = {{{', '.join('0' * 12)}}}"
+
+    def found(change: str) -> list[tuple[str, str | None]]:
+        text = changed(GRADIENTS, dw=rounds.replace("CHANGE", change).replace("\n", " "), constants=constants)
+        return [(finding.code, finding.value) for finding in report(text).findings]
+
+    assert found("last = Identity(part)") == []
+    assert found("last = Div(part, scale)") == [("GS202", "part")]
+    assert found("last = Mul(part, scale)") == [("GS201", "dw")]
+    assert found("last = Exp(dw_scaled)") == [("GS205", "dw_scaled")]
+
+
 def test_the_scale_can_be_named() -> None:
     # Nothing is divided by it, so that nothing shows that it is one.
     bare = changed(GRADIENTS, dw="dw = Identity(dw_scaled)", db="db = Identity(db_scaled)")
