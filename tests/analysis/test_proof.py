@@ -58,6 +58,15 @@ def test_what_is_not_among_the_gradients() -> None:
         proved(STEP, "whole")
 
 
+@pytest.mark.parametrize("bound", ["Clip(multiple)", "Relu(multiple)", "Max(multiple, zero)"])
+def test_an_overflow_that_a_bound_makes_finite(bound: str) -> None:
+    nodes = f"zero = Constant <value_float = 0.0> () multiple = Mul(x, scale) scaled = {bound}"
+    with pytest.raises(ProofError, match="an overflow would not reach the finite check of 'dw'"):
+        proved(
+            STEP.replace("zero = Constant <value_float = 0.0> ()", "").replace("scaled = Mul(x, scale)", nodes), "dw"
+        )
+
+
 GUARDS = {
     "a select": ("next = Where(all_finite, moved, w)", True),
     "an If": (

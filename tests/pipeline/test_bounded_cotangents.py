@@ -44,3 +44,18 @@ def test_an_overflow_is_noticed(bound: str, where: str) -> None:
     outputs, _ = run_once(scaled, feeds)
     assert not outputs["all_finite"]
     assert np.array_equal(outputs["w1_next"], feeds["w1"])
+
+
+@pytest.mark.parametrize("bound", ["Clip(inner, low, high)", "Max(inner, low)", "Relu(inner)"])
+def test_the_scale_enters_again_between_a_bound_and_a_product(bound: str) -> None:
+    """The bounded cotangent is an operand of the next contraction itself."""
+    nodes = f"inner = Mul(da, slope) dh = {bound}"
+    model = step(
+        "w1_next = Sub(w1, dw1) w2_next = Sub(w2, dw2)",
+        outputs="float[4,5] w1_next, float[5,3] w2_next",
+        constants="float low = {-0.01}, float high = {0.01}",
+        backward=BACKWARD.replace("dh = Mul(da, slope)", nodes),
+    )
+    report = gs.scale(model).report
+    assert (report.coverage, {place.value for place in report.places}) == (1.0, {"two_over_n", "dh"})
+    assert {gradient.value for gradient in report.gradients} == {"inner", "dw1", "dw2"}

@@ -17,6 +17,7 @@ from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, 
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.flow.outcome import Number, Outcomes
+from graphscale.flow.survival import find_lost
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, own_dtype, reads_shape, uses_of
 from graphscale.graph.walks import ancestors, producers_of, source_by_trait
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
@@ -164,7 +165,9 @@ def _tested(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node]) -> set[ir.
 
 
 def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> Iterator[str]:
-    """Find the outputs and writes that the scale reaches on paths without a checked gradient."""
+    """Find the outputs and writes that the scale reaches on paths without a checked gradient, and lost overflows."""
+    for value, loss in find_lost((node for node in graph if node not in aside), roles.scale, tested).items():
+        yield f"an overflow may not reach the check of {value.name!r}: {loss}"
     reached = reach_unchecked(graph, roles.scale, tested, aside)
     for value in graph.outputs:
         if value in reached and value is not roles.scaled_loss:
