@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.view import View
+from graphscale.checks.linting.view import View, nearest_above
 from graphscale.flow.survival import Effect, SurvivalDomain, survival_at
-from graphscale.graph.values import constant_tensor, inputs_of, reads_shape, subgraphs
-from graphscale.graph.walks import reach, source_by_trait
+from graphscale.graph.values import constant_tensor, inputs_of, subgraphs
+from graphscale.graph.walks import source_by_trait
 from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait, survival_of
 
 __all__ = ["INFINITY", "effects_on", "is_empty", "is_hiding", "kinds_of_test", "shown_kinds", "survivors"]
@@ -18,8 +18,8 @@ __all__ = ["INFINITY", "effects_on", "is_empty", "is_hiding", "kinds_of_test", "
 INFINITY = Fate.PLUS | Fate.MINUS
 _QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 _SINGLE = (Fate.PLUS, Fate.MINUS, Fate.NAN)
-# Values from a condition up to the number that decides it.
-_DEPTH = 50
+# Numbers of repeats that are read.
+_FEW = 50
 
 
 def survivors(view: View, node: ir.Node, value: ir.Value, noticed: Fate, *, of_all: bool = True) -> Fate:
@@ -64,8 +64,10 @@ def _effect_in_flow(view: View, node: ir.Node, value: ir.Value, kind: Fate) -> F
     source = source_by_trait(value, Trait.VIEW)
     flow = view.survival
     flow.elements = {source: Effect(kind), value: Effect(kind)}
-    above = {maker for each in _above(inputs_of(node)) if (maker := each.producer()) is not None and each is not value}
-    flow.visit_all(sorted((maker for maker in above if maker in view.positions), key=view.positions.__getitem__))
+    around = [view.nearest_above(each) for each in inputs_of(node) if each is not value]
+    if any(source in values or value in values for values in around):  # else nothing but the operand depends on it
+        makers = {maker for values in around for each in values if each is not value and (maker := each.producer())}
+        flow.visit_all(sorted((maker for maker in makers if maker in view.positions), key=view.positions.__getitem__))
     fate = _common(flow.evaluate(node))
     return fate | kind if Fate.TOLD in fate and subgraphs(node) else fate
 
@@ -98,9 +100,9 @@ def is_empty(node: ir.Node) -> bool:
     if node.op_type in ("Tile", "Expand", "ConstantOfShape"):
         counts = constant_tensor(node.inputs[-1])
         if counts is None:  # A fed number may be zero.
-            leaves = _above([node.inputs[-1]]) if node.op_type == "Tile" else ()
+            leaves = nearest_above(node.inputs[-1]) if node.op_type == "Tile" and node.inputs[-1] is not None else ()
             return any(leaf.is_graph_input() and leaf.dtype is ir.DataType.INT64 for leaf in leaves)
-        return counts.size < _DEPTH and bool((counts.numpy() == 0).any())
+        return counts.size < _FEW and bool((counts.numpy() == 0).any())
     if not has_trait(node, Trait.ELEMENTWISE):
         return False
     tensors = map(constant_tensor, node.inputs)
@@ -108,16 +110,3 @@ def is_empty(node: ir.Node) -> bool:
         return True
     fills = (value.producer() for value in inputs_of(node))
     return any(fill is not None and fill.op_type == "ConstantOfShape" and is_empty(fill) for fill in fills)
-
-
-def _above(values: Iterable[ir.Value | None]) -> set[ir.Value]:
-    """Return some values, and the nearest values above them."""
-
-    def operands(value: ir.Value) -> list[ir.Value]:
-        node = value.producer()
-        return [] if node is None or reads_shape(node) or len(found) > _DEPTH else list(inputs_of(node))
-
-    found: set[ir.Value] = set()
-    for each in reach([value for value in values if value is not None], operands):
-        found.add(each)
-    return found

@@ -12,10 +12,13 @@ from graphscale.flow.interpreter import Flow
 from graphscale.flow.scale_effects import Numbers
 from graphscale.flow.survival import Effect, SurvivalDomain
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import operands_of, reads_shape, values_by_name
-from graphscale.graph.walks import ancestors, check_order, descendants
+from graphscale.graph.values import inputs_of, operands_of, reads_shape, values_by_name
+from graphscale.graph.walks import ancestors, check_order, descendants, reach
 
-__all__ = ["View", "is_zero"]
+__all__ = ["View", "is_zero", "nearest_above"]
+
+# Values from a condition up to the number that decides it.
+_NEAR = 50
 
 
 class View:
@@ -26,6 +29,7 @@ class View:
         nodes: its nodes in order.
         is_zero: tests whether a value is known to be all zeros.
         numbers: finds the values computed from some numbers.
+        nearest_above: see the function of this name.
 
     Raises:
         ModelFileError: an operand of a node is never computed, or later.
@@ -36,6 +40,7 @@ class View:
         self.nodes = tuple(self.graph)
         self.is_zero = functools.cache(is_zero)
         self.numbers = functools.cache(self._find_numbers)
+        self.nearest_above = functools.cache(nearest_above)
         self._operands = {node: operands_of(node) for node in self.nodes}
         check_order(self.graph, name, self.operands)
 
@@ -97,3 +102,16 @@ class View:
             if dtype is not None:
                 found[value] = dtype
         return found
+
+
+def nearest_above(value: ir.Value) -> frozenset[ir.Value]:
+    """Return a value, and the nearest values above it: those that may decide a condition."""
+
+    def operands(each: ir.Value) -> Iterable[ir.Value]:
+        node = each.producer()
+        return () if node is None or reads_shape(node) or len(found) > _NEAR else inputs_of(node)
+
+    found: set[ir.Value] = set()
+    for each in reach([value], operands):
+        found.add(each)
+    return frozenset(found)
