@@ -41,7 +41,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\.\0)?")
 
 
 class _Paths:
-    """What texts name of the file system.
+    """Paths of the file system that texts name.
 
     Attributes:
         names: names of files, without their folders.
@@ -66,7 +66,7 @@ class _Paths:
 
 
 class _Reader(ast.NodeVisitor):
-    """What a file of Python names.
+    """Names in a file of Python.
 
     Attributes:
         names: dotted names of modules, and of what they define.
