@@ -95,7 +95,7 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
         return
     report_of, graph = context.stamp.report, context.view.graph
     carried = {*context.stamp.carried, *context.stamp.names.values()}
-    with_roles = {entry["name"] for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
+    with_roles = {entry.get("name") for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
     known = {*carried, *with_roles, *context.stamp.state.values(), *(f"{name}.next" for name in carried)}
     leaves = (value for value in context.view.leaves() if value.is_graph_input() or not is_scalar(value))
     free = {value for value in leaves if value.name not in carried}
