@@ -71,7 +71,7 @@ class _Reader(ast.NodeVisitor):
     Attributes:
         names: dotted names of modules, and of what they define.
         texts: the texts of its code.
-        paths: what the texts name; nothing for the package, which reads the files of its folders alone.
+        paths: the paths in the texts; nothing for the package, which reads the files of its folders alone.
     """
 
     def __init__(self, path: str, source: str) -> None:

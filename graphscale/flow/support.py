@@ -1,8 +1,8 @@
 """Support: the sources that a value depends on, output by output through bodies.
 
-An output of an If depends on its condition, and on what its branches compute it from; an output of a Loop or Scan on
-what the body computes it from in any round, and on the number of rounds. A shape is no dependence, nor is the length of
-a scanned value.
+An output of an If depends on its condition, and on the operands of its branches for this output; an output of a Loop or
+Scan on the operands of the body in any round, and on the number of rounds. A shape is no dependence, nor is the length
+of a scanned value.
 """
 
 from __future__ import annotations

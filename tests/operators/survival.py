@@ -52,7 +52,7 @@ class Trial:
 
 
 def try_survival(case: Case, claim: Claim = survival_of) -> Trial:
-    """Put infinities and NaN into the operands of a case, and hold the effects against the claims.
+    """Put infinities and NaN into the operands of a case, and compare the effects with the claims.
 
     Raises:
         RefusedError: no runtime runs the case.
