@@ -68,7 +68,7 @@ class Domain(abc.ABC, Generic[E]):
         return element
 
     def write(self, value: ir.Value, element: E) -> E:
-        """Return the element of a value by that which its node, or the border of its body, gives."""
+        """Return the element of a value by the one from its node, or from the border of its body."""
         return element
 
 

@@ -137,10 +137,10 @@ def test_many_numbers(folder: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("count", "levels"), [(3000, 1), (60, 6)])
-def test_rounds_that_are_not_followed_to_their_end(count: int, levels: int, folder: Path) -> None:
-    onnx.save(growth.shift_register(count, levels, summed=True), folder / "bad.onnx")
+def test_many_rounds_settle(count: int, levels: int, folder: Path) -> None:
+    onnx.save(growth.shift_register(count, levels, summed=True), folder / "deep.onnx")
     with limited(10):
-        refuse(folder, "inspect", "bad.onnx", words=["does not settle"])
+        assert graphscale("inspect", "deep.onnx", folder=folder).returncode == 0
 
 
 def test_if_in_more_levels_than_protobuf_reads(folder: Path) -> None:
