@@ -91,7 +91,7 @@ def find_difference(before: Data, after: Data, degree: Degree, factor: float, to
             same = (got == want) | (np.isnan(got) & np.isnan(want))
             same |= _out_of_range(before.dtype, first, got, want, factor)
             if tolerance:
-                same |= np.isclose(got, want, rtol=tolerance, atol=0)
+                same |= np.isclose(got, want, rtol=max(tolerance, float(_float_info(before.dtype).eps)), atol=0)
     if same.all():
         return ""
     at = int(np.argmin(same.ravel()))
