@@ -1,0 +1,265 @@
+"""The choice of the losses: the set of scalar outputs whose gradients explain the backward pass.
+
+Each candidate is solved alone; sets of several only while contractions stay without an explanation. Sets that lead to
+the same edits are one choice, of which only the name is open. The choice that fits, covers the most contractions and
+begins at constants is certain if no other one is better in any of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from graphscale.analysis.loss import find_carried_number
+from graphscale.analysis.roles.answers import Answers
+from graphscale.analysis.solution import Solution
+from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError
+from graphscale.graph.values import constant_tensor, inputs_of
+from graphscale.graph.walks import ancestors
+from graphscale.operators import Kind, rule_of
+from graphscale.process.stages import report_stage
+
+__all__ = ["LossChoice", "choose_losses"]
+
+# limits, since each is solved, and compared with each other one
+_MOST_LOSSES = 64
+_MOST_SETS = 60
+
+# Errors of a candidate that has no backward pass, such as a metric.
+_NO_BACKWARD = (SeedNotFoundError, GradientError)
+
+Losses = tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LossChoice:
+    """The chosen losses.
+
+    Attributes:
+        solution: the losses, with their places of the scale.
+        how: the evidence for them.
+        certain: True if no other set fits as well.
+    """
+
+    solution: Solution
+    how: str
+    certain: bool
+
+
+def choose_losses(candidates: Sequence[ir.Value], solve: Callable[[Losses], Solution], answers: Answers) -> LossChoice:
+    """Choose the losses among the scalar outputs that may be losses, or those that the user named.
+
+    Args:
+        candidates: the named losses, or all scalar outputs that may be one.
+        solve: solves the graph for some losses.
+        answers: the answers of the user.
+
+    Raises:
+        LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError,
+            UnsupportedModelError: no set of the candidates has a backward pass that can be scaled.
+    """
+    if len(candidates) > _MOST_LOSSES:
+        raise LossError(f"{len(candidates)} outputs could be the loss, too many to try; name it with --loss")
+    solutions, failures = _solve_sets(candidates, solve, bool(answers.losses))
+    errors = [*failures.items()]
+    errors.sort(key=lambda failure: isinstance(failure[1], _NO_BACKWARD))
+    if not solutions:
+        raise _explain(errors, bool(answers.losses))
+    choices = _Choices(candidates, solutions)
+    best = choices.best
+    if best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD):
+        # The backward pass belongs to a loss that cannot be scaled.
+        raise _explain(errors, bool(answers.losses))
+    if answers.losses:
+        return LossChoice(best, answers.evidence(best.topology.loss.name), True)
+    if choices.rivals:
+        names = ", ".join(repr(loss.name) for loss in choices.rivals)
+        return LossChoice(best, f"it is the likeliest, but the backward pass also fits {names}", False)
+    number = _find_carried_number(best)
+    if number is not None:
+        how = f"it may be a running sum or average, and the next value of {number.name!r}"
+        return LossChoice(best, how, False)
+    return LossChoice(best, "the scalar output that the backward pass differentiates", True)
+
+
+def _solve_sets(
+    candidates: Sequence[ir.Value], solve: Callable[[Losses], Solution], named: bool
+) -> tuple[list[Solution], dict[ir.Value, GraphscaleError]]:
+    """Solve sets of losses, the smallest first, until one explains all; return them, and failures of single ones."""
+    solutions: list[Solution] = []
+    failures: dict[ir.Value, GraphscaleError] = {}
+    for losses in _iterate_sets(candidates, solutions, named):
+        if len(candidates) > 1 and len(losses) == 1:
+            report_stage(f"trying {losses[0].name} as the loss", candidates.index(losses[0]), len(candidates))
+        try:
+            solution = solve(losses)
+        except GraphscaleError as error:
+            failures.update({losses[0]: error} if len(losses) == 1 else {})
+            continue
+        if named or solution.differentiates_all:
+            solutions.append(solution)
+    return solutions, failures
+
+
+def _iterate_sets(candidates: Sequence[ir.Value], solutions: Sequence[Solution], named: bool) -> Iterator[Losses]:
+    """Yield sets of candidates, those of one size before larger ones, while no solution explains the graph."""
+    if named:
+        yield tuple(candidates)
+        if solutions:
+            return
+    if len(candidates) > 1 or not named:
+        yield from ((candidate,) for candidate in candidates)
+    if named or len(candidates) == 1 or any(_explains(each, candidates) for each in solutions):
+        return
+    # Losses that are computed by next weights come after those whose gradients move the weights.
+    ordered = sorted(candidates, key=lambda loss: len(ancestors([loss])))
+    larger = (losses for count in range(2, len(ordered) + 1) for losses in itertools.combinations(ordered, count))
+    yield from itertools.islice(larger, _MOST_SETS - len(candidates))
+
+
+def _explains(solution: Solution, candidates: Sequence[ir.Value]) -> bool:
+    """Return whether each contraction belongs to a forward pass, to the covered backward pass, or to the optimizer."""
+    topology = solution.topology
+    if not _fits(solution, candidates) or topology.reads_next_weights:
+        return False
+    cone = topology.ancestors(candidates)
+    rest = (topology.contractions & topology.backward) - solution.others - {*solution.coverage.nodes}
+    return all(any(value in cone for value in node.outputs) for node in rest)
+
+
+def _fits(solution: Solution, candidates: Sequence[ir.Value]) -> bool:
+    """Return whether a solution covers the backward pass: nothing is missed, and the scale enters at seeds."""
+    return _fitness(solution, candidates) == (True, True, 0, 0) and solution.coverage.covered > 0
+
+
+def _fitness(solution: Solution, candidates: Sequence[ir.Value]) -> tuple[bool, bool, int, int]:
+    # A contraction of another scalar's forward pass is no part of the backward pass.
+    cone = solution.topology.ancestors([value for value in candidates if value not in solution.reached])
+    missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
+    return not solution.solver.unscales_cotangents, solution.enters_at_seeds, -solution.misfits, -missed
+
+
+class _Rank(NamedTuple):
+    fits: bool
+    fitness: tuple[bool, bool, int, int]
+    covered: int
+    constant: bool
+
+
+class _Choices:
+    """The solutions of a graph by their edits, and the best of them.
+
+    Attributes:
+        best: the solution to take.
+        rivals: the losses of solutions with other edits that may be right as well.
+    """
+
+    def __init__(self, candidates: Sequence[ir.Value], solutions: Sequence[Solution]) -> None:
+        self._candidates = candidates
+        if any(each.coverage.covered for each in solutions):
+            solutions = [each for each in solutions if each.coverage.covered]
+        groups: list[list[Solution]] = []
+        for solution in solutions:
+            same = next((group for group in groups if group[0].edits_as(solution)), None)
+            if same is None:
+                groups.append([solution])
+            else:
+                same.append(solution)
+        ranks = [self._rank(group) for group in groups]
+        top = max(ranks)
+        equal = [group for group, rank in zip(groups, ranks, strict=True) if rank == top]
+        names = [self._name(group) for group in equal]
+        preferred = [one for one in names if all(one is other or _supersedes(one, other) for other in names)]
+        self.best = (preferred or names)[0]
+        others = [group for group, rank in zip(groups, ranks, strict=True) if _competes(rank, top)]
+        others += [] if preferred else equal[1:]
+        self.rivals = [self._name(group).topology.loss for group in others]
+
+    def _rank(self, group: Sequence[Solution]) -> _Rank:
+        fitting = [each for each in group if _fits(each, self._candidates)]
+        fitness = max(_fitness(each, self._candidates) for each in group)
+        of = fitting or group
+        covered, constant = max(each.coverage.covered for each in of), any(each.begins_with_constants for each in of)
+        return _Rank(bool(fitting), fitness, covered, constant)
+
+    def _name(self, group: Sequence[Solution]) -> Solution:
+        """Return the solution with the fewest losses, and among these the one that the backward pass reads most of."""
+        fewest = min(len(each.topology.losses) for each in group)
+        few = [each for each in group if len(each.topology.losses) == fewest]
+        left = [one for one in few if not any(other is not one and _supersedes(other, one) for other in few)]
+        return max(left or few, key=lambda each: sum(value in each.read for value in each.topology.forward))
+
+
+def _competes(rank: _Rank, top: _Rank) -> bool:
+    """Return whether a choice may be right beside the best one: it fits as well, and is better in some way."""
+    mine, best = (*rank.fitness, rank.covered, rank.constant), (*top.fitness, top.covered, top.constant)
+    return rank.fits is top.fits and any(one > other for one, other in zip(mine, best, strict=True))
+
+
+def _supersedes(one: Solution, other: Solution) -> bool:
+    """Return whether one loss is a function of another and differentiated as such, or the other is, and not."""
+    mine, others = one.topology.loss, other.topology.loss
+    if others in one.topology.forward:
+        return _differentiates(one, others)
+    return mine in other.topology.forward and not _differentiates(other, mine)
+
+
+def _differentiates(solution: Solution, part: ir.Value) -> bool:
+    """Return whether gradients read all that the derivative of the loss by an operand of it depends on.
+
+    A total needs nothing; a product its other factor, unless it is a constant, which may be folded, in a total; any
+    other function its operand or its result.
+    """
+    topology, read = solution.topology, solution.read
+    below = topology.descendants({part})
+    is_total, needs_constants = False, False
+    for node in topology.nodes:
+        varying = [value for value in topology.operands(node) if value in below]
+        if not varying or not any(value in below and value in topology.forward for value in node.outputs):
+            continue
+        rule, rest = rule_of(node), [value for value in inputs_of(node) if value not in below]
+        if rule is not None and rule.kind is Kind.LINEAR:
+            is_total |= len(rule.operands(len(node.inputs))) > 1
+        elif rule is not None and _is_multiple(node, rule.kind, varying):
+            unread = [value for value in rest if value not in read]
+            if any(constant_tensor(value) is None for value in unread):
+                return False
+            needs_constants |= bool(unread)
+        elif not any(value in read for value in (*varying, *node.outputs)):
+            return False
+    return is_total or not needs_constants
+
+
+def _is_multiple(node: ir.Node, kind: Kind, varying: Sequence[ir.Value]) -> bool:
+    """Return whether a node multiplies one of its operands that vary, or divides it, by others."""
+    is_one = len(varying) == 1 and sum(value is varying[0] for value in node.inputs) == 1
+    return is_one and (kind is Kind.PRODUCT or (kind is Kind.QUOTIENT and node.inputs[0] is varying[0]))
+
+
+def _find_carried_number(solution: Solution) -> ir.Value | None:
+    """Find a number whose next value may be the loss, a stored one only where the file may store state."""
+    topology, number = solution.topology, None
+    for may_be_stored in (True, False):
+        found = (find_carried_number(topology.graph, loss, may_be_stored) for loss in topology.losses)
+        number = next((value for value in found if value is not None), None)
+        if number is None or number.is_graph_input() or topology.may_store_state(solution.solver.plan.unscaled.keys()):
+            break
+    return number
+
+
+def _explain(failures: Sequence[tuple[ir.Value, GraphscaleError]], named: bool) -> GraphscaleError:
+    if not failures:
+        return LossError(
+            "no scalar floating-point output that could be the loss was found, as in an inference graph; export the "
+            "training graph (loss and gradients) with the loss among its outputs, or, if the graph computes it, name "
+            "it with --loss"
+        )
+    first = failures[0][1]
+    if named or len(failures) == 1:
+        return first
+    others = "; ".join(f"{loss.name!r}: {error}" for loss, error in failures[1:3])
+    return type(first)(f"{first}; other candidates for the loss: {others}")

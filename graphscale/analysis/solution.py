@@ -1,0 +1,197 @@
+"""A set of losses with its places of the scale: the solution of a training graph for these losses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Sequence, Set
+
+import onnx_ir as ir
+
+from graphscale.analysis.other_contractions import OptimizerContractions
+from graphscale.analysis.places import find_gradient_like_values
+from graphscale.analysis.solve import Solver
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.training_result import Coverage, measure_coverage
+from graphscale.errors import GradientError, NonlinearGradientError, SeedNotFoundError
+from graphscale.flow.degree import ZERO
+from graphscale.graph.values import Use, constant_tensor, is_scalar
+
+__all__ = ["Solution", "solve_losses"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """A set of losses, with its places of the scale.
+
+    Attributes:
+        topology: the dependences of each value, for these losses.
+        solver: the edits.
+        coverage: the backward contractions, and those without a scaled operand.
+        others: contractions of the optimizer, and those that measure the step.
+    """
+
+    topology: Topology
+    solver: Solver
+    coverage: Coverage
+    others: Set[ir.Node]
+
+    @functools.cached_property
+    def reached(self) -> Set[ir.Value]:
+        """The values that depend on a place where the scale enters."""
+        plan = self.solver.plan
+        return self.topology.descendants(plan.scaled_values, {use.node for use in plan.scaled_edges})
+
+    @functools.cached_property
+    def misfits(self) -> int:
+        """The number of values to unscale that are no gradients of state: a wrong choice unscales activations."""
+        forced = (each.value for each in self.solver.plan.unscaled.values() if each.reason is not None)
+        return sum(not (is_scalar(value) or self.topology.may_be_state(value)) for value in forced)
+
+    @functools.cached_property
+    def differentiates_all(self) -> bool:
+        """True if, for each of several losses, cotangents depend on values that this loss alone is computed from."""
+        above = [{v for v in self.topology.ancestors([loss]) if v.producer()} for loss in self.topology.losses]
+        return len(above) == 1 or all(
+            any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
+        )
+
+    @functools.cached_property
+    def begins_with_constants(self) -> bool:
+        """True if the scale enters at constants alone."""
+        return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
+
+    @functools.cached_property
+    def enters_at_seeds(self) -> bool:
+        """True if each place depends on the tail of a loss, or on no data but that of a loss: a target, a label."""
+        topology = self.topology
+        data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
+        return all(
+            place.value in topology.tail_dependent
+            or place.value in topology.tail
+            or place.value in topology.target_dependent
+            or topology.late_inputs(place.value) != 0
+            for place in self.solver.plan.places
+            if place.value in data
+        )
+
+    @functools.cached_property
+    def read(self) -> Set[ir.Value]:
+        """The values that the gradients are computed from."""
+        return self.topology.ancestors(self.solver.plan.unscaled)
+
+    def edits_as(self, other: Solution) -> bool:
+        """Return whether another solution has the same places and unscalings."""
+        mine, others = self.solver.plan, other.solver.plan
+        return {*mine.places} == {*others.places} and mine.unscaled == others.unscaled
+
+
+def solve_losses(
+    graph: ir.Graph,
+    losses: Sequence[ir.Value],
+    held: Collection[ir.Value],
+    seed: Use | None,
+    chosen: Sequence[ir.Value],
+) -> Solution:
+    """Solve a graph for some losses; after a refusal, again with forward passes at weights that gradients moved.
+
+    Args:
+        graph: the main graph.
+        losses: the losses.
+        held: the initializers with a next value among the outputs.
+        seed: None to find the places; else the only edge where the scale enters.
+        chosen: values named as gradients.
+
+    Raises:
+        SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UnsupportedModelError: the scale
+            fits no backward pass of these losses.
+    """
+    first, *others = losses
+    try:
+        return _solve(Topology(graph, first, held, others=others), seed, chosen)
+    except NonlinearGradientError:
+        topology = Topology(graph, first, held, moving=True, others=others)
+        if not topology.anew:
+            raise
+        solution = _solve(topology, seed, chosen)
+        if solution.solver.unscales_cotangents:
+            raise
+        return solution
+
+
+def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> Solution:
+    loss = topology.loss
+    for value in chosen:
+        if value in topology.forward:
+            raise GradientError(
+                f"--gradient {value.name}: the loss {loss.name!r} depends on this value, so it is no gradient of it"
+            )
+    solver, optimizer = _find_edits(topology, seed, chosen)
+    plan = solver.plan
+    if not plan.places:
+        raise SeedNotFoundError(
+            f"no place was found where the loss scale can enter the backward pass of loss {loss.name!r}: "
+            + _why_no_place(solver)
+        )
+    if plan.degree(loss) not in (0, ZERO):
+        raise SeedNotFoundError(f"the loss {loss.name!r} would itself be scaled; name the loss with --loss")
+    for value in chosen:
+        if value not in plan.unscaled and value not in solver.lost:
+            raise GradientError(
+                f"--gradient {value.name}: the loss scale does not reach this value; is it computed by the "
+                "backward pass?"
+            )
+    if not plan.unscaled:
+        raise SeedNotFoundError(f"the scale that enters at {plan.places[0]} reaches no gradient and no update")
+    others = optimizer | topology.validating
+    return Solution(topology, solver, measure_coverage(topology, plan, solver.cotangents, others), others)
+
+
+def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> tuple[Solver, Set[ir.Node]]:
+    """Return the solver, after `solve`, and the contractions that belong to the optimizer."""
+    solver = Solver(topology, seed, chosen)
+    try:
+        behind = topology.descendants({*chosen})
+        wanted = () if solver.cotangents else (v for v in find_gradient_like_values(topology) if v not in behind)
+        solver.solve(wanted)
+    except (NonlinearGradientError, SeedNotFoundError) as error:
+        other = _solve_without_optimizer(topology, seed, chosen)
+        if other is None:
+            raise error from None
+        return other
+    # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
+    if _find_missed(solver, topology.contractions & topology.backward):
+        with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
+            other = _solve_without_optimizer(topology, seed, chosen)
+            if other is not None and not _find_missed(other[0], topology.contractions & topology.backward - other[1]):
+                return other
+    return solver, set()
+
+
+def _solve_without_optimizer(
+    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
+) -> tuple[Solver, Set[ir.Node]] | None:
+    """Solve without the contractions that may be the optimizer's; return None if one of those missed may be another."""
+    optimizer = OptimizerContractions(topology)
+    solver = Solver(topology, seed, chosen, optimizer.nodes)
+    if not optimizer.nodes or not solver.cotangents:
+        return None
+    solver.solve()
+    missed = _find_missed(solver, optimizer.nodes)
+    if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
+        return None
+    return solver, missed
+
+
+def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
+    return {node for node in contractions if not any(solver.plan.edge(node, i) for i in range(len(node.inputs)))}
+
+
+def _why_no_place(solver: Solver) -> str:
+    if not solver.topology.backward:
+        return "nothing but the loss reaches the outputs; is this an inference graph? Export the training graph"
+    if not solver.cotangents:
+        return "no gradient operator, and no contraction that reads a cotangent; name one with --seed-edge NODE:INDEX"
+    nodes = ", ".join(repr(node.name) for node in list(solver.cotangents)[:3])
+    return f"the demand from {nodes} reached no value that can be scaled; name an edge with --seed-edge NODE:INDEX"
