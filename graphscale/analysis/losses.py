@@ -7,6 +7,7 @@ begins at constants is certain if no other one is better in any of these.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solution import Solution
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError
-from graphscale.graph.values import constant_tensor, inputs_of
+from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Kind, rule_of
 from graphscale.process.stages import report_stage
@@ -50,13 +51,19 @@ class LossChoice:
     certain: bool
 
 
-def choose_losses(candidates: Sequence[ir.Value], solve: Callable[[Losses], Solution], answers: Answers) -> LossChoice:
+def choose_losses(
+    candidates: Sequence[ir.Value],
+    solve: Callable[[Losses], Solution],
+    answers: Answers,
+    named: Sequence[ir.Value] = (),
+) -> LossChoice:
     """Choose the losses among the scalar outputs that may be losses, or those that the user named.
 
     Args:
-        candidates: the named losses, or all scalar outputs that may be one.
+        candidates: the scalar outputs that may be losses.
         solve: solves the graph for some losses.
         answers: the answers of the user.
+        named: the losses that the user named.
 
     Raises:
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError,
@@ -64,18 +71,19 @@ def choose_losses(candidates: Sequence[ir.Value], solve: Callable[[Losses], Solu
     """
     if len(candidates) > _MOST_LOSSES:
         raise LossError(f"{len(candidates)} outputs could be the loss, too many to try; name it with --loss")
-    solutions, failures = _solve_sets(candidates, solve, bool(answers.losses))
+    solutions, failures = _solve_sets(candidates, solve, tuple(named))
     errors = [*failures.items()]
     errors.sort(key=lambda failure: isinstance(failure[1], _NO_BACKWARD))
     if not solutions:
-        raise _explain(errors, bool(answers.losses))
+        raise _explain(errors, bool(named))
     choices = _Choices(candidates, solutions)
     best = choices.best
     if best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD):
         # The backward pass belongs to a loss that cannot be scaled.
-        raise _explain(errors, bool(answers.losses))
-    if answers.losses:
+        raise _explain(errors, bool(named))
+    if named:
         return LossChoice(best, answers.evidence(best.topology.loss.name), True)
+    best = _with_further_losses(best, candidates, solve)
     if choices.rivals:
         names = ", ".join(repr(loss.name) for loss in choices.rivals)
         return LossChoice(best, f"it is the likeliest, but the backward pass also fits {names}", False)
@@ -87,38 +95,61 @@ def choose_losses(candidates: Sequence[ir.Value], solve: Callable[[Losses], Solu
 
 
 def _solve_sets(
-    candidates: Sequence[ir.Value], solve: Callable[[Losses], Solution], named: bool
+    candidates: Sequence[ir.Value], solve: Callable[[Losses], Solution], named: Losses
 ) -> tuple[list[Solution], dict[ir.Value, GraphscaleError]]:
     """Solve sets of losses, the smallest first, until one explains all; return them, and failures of single ones."""
     solutions: list[Solution] = []
     failures: dict[ir.Value, GraphscaleError] = {}
     for losses in _iterate_sets(candidates, solutions, named):
-        if len(candidates) > 1 and len(losses) == 1:
+        if not named and len(candidates) > 1 and len(losses) == 1:
             report_stage(f"trying {losses[0].name} as the loss", candidates.index(losses[0]), len(candidates))
         try:
             solution = solve(losses)
         except GraphscaleError as error:
-            failures.update({losses[0]: error} if len(losses) == 1 else {})
+            failures.update({losses[0]: error} if losses == named or len(losses) == 1 else {})
             continue
-        if named or solution.differentiates_all:
+        if losses == named or solution.differentiates_all:
             solutions.append(solution)
     return solutions, failures
 
 
-def _iterate_sets(candidates: Sequence[ir.Value], solutions: Sequence[Solution], named: bool) -> Iterator[Losses]:
+def _iterate_sets(candidates: Sequence[ir.Value], solutions: Sequence[Solution], named: Losses) -> Iterator[Losses]:
     """Yield sets of candidates, those of one size before larger ones, while no solution explains the graph."""
     if named:
-        yield tuple(candidates)
-        if solutions:
-            return
-    if len(candidates) > 1 or not named:
-        yield from ((candidate,) for candidate in candidates)
-    if named or len(candidates) == 1 or any(_explains(each, candidates) for each in solutions):
+        yield named
+        # Each of several losses may stand for all, those of micro-batches, say.
+        others = [value for value in candidates if value not in named]
+        if not solutions:
+            yield from ((*named, *more) for more in _iterate_subsets(others, _MOST_SETS))
         return
-    # Losses that are computed by next weights come after those whose gradients move the weights.
-    ordered = sorted(candidates, key=lambda loss: len(ancestors([loss])))
-    larger = (losses for count in range(2, len(ordered) + 1) for losses in itertools.combinations(ordered, count))
-    yield from itertools.islice(larger, _MOST_SETS - len(candidates))
+    yield from ((candidate,) for candidate in candidates)
+    if len(candidates) > 1 and not any(_explains(each, candidates) for each in solutions):
+        # Losses that are computed by next weights come after those whose gradients move the weights.
+        ordered = sorted(candidates, key=lambda loss: len(ancestors([loss])))
+        larger = (losses for losses in _iterate_subsets(ordered, _MOST_SETS) if len(losses) > 1)
+        yield from larger
+
+
+def _iterate_subsets(values: Sequence[ir.Value], most: int) -> Iterator[Losses]:
+    subsets = (each for count in range(1, len(values) + 1) for each in itertools.combinations(values, count))
+    return itertools.islice(subsets, most)
+
+
+def _with_further_losses(
+    best: Solution, candidates: Sequence[ir.Value], solve: Callable[[Losses], Solution]
+) -> Solution:
+    """Return a solution with the other candidates that have cotangents of their own, where the edits stay the same."""
+    for value in candidates:
+        topology = best.topology
+        above = topology.ancestors([value])
+        own = (v for v in above if v not in topology.forward and v.producer() is not None)
+        if value in topology.forward or value in best.reached or not any(v in best.solver.live for v in own):
+            continue
+        with contextlib.suppress(GraphscaleError):  # no loss then
+            further = solve((*topology.losses, value))
+            if further.differentiates_all and further.edits_as(best):
+                best = further
+    return best
 
 
 def _explains(solution: Solution, candidates: Sequence[ir.Value]) -> bool:
@@ -201,37 +232,49 @@ def _competes(rank: _Rank, top: _Rank) -> bool:
 
 
 def _supersedes(one: Solution, other: Solution) -> bool:
-    """Return whether one loss is a function of another and differentiated as such, or the other is, and not."""
-    mine, others = one.topology.loss, other.topology.loss
-    if others in one.topology.forward:
-        return _differentiates(one, others)
-    return mine in other.topology.forward and not _differentiates(other, mine)
+    """Return whether a loss is a function of another set's and differentiated as such, or that one is, and not."""
+    mine, others = (
+        [loss for loss in solution.topology.losses if loss not in another.topology.losses]
+        for solution, another in ((one, other), (other, one))
+    )
+    if len(mine) != 1 or len(others) != 1:
+        return False
+    if others[0] in one.topology.forward:
+        return _differentiates(one, mine[0], others[0])
+    return mine[0] in other.topology.forward and not _differentiates(other, others[0], mine[0])
 
 
-def _differentiates(solution: Solution, part: ir.Value) -> bool:
-    """Return whether gradients read all that the derivative of the loss by an operand of it depends on.
+def _differentiates(solution: Solution, loss: ir.Value, part: ir.Value) -> bool:
+    """Return whether gradients read all that the derivative of a loss by an operand of it depends on.
 
     A total needs nothing; a product its other factor, unless it is a constant, which may be folded, in a total; any
-    other function its operand or its result.
+    other function its operand or its result. The loss plus numbers has the same derivatives.
     """
     topology, read = solution.topology, solution.read
-    below = topology.descendants({part})
-    is_total, needs_constants = False, False
+    below, above = topology.descendants({topology.recomputed.get(part, part)}), topology.ancestors([loss])
+    is_total, is_function, lacks_constants = False, False, False
     for node in topology.nodes:
         varying = [value for value in topology.operands(node) if value in below]
-        if not varying or not any(value in below and value in topology.forward for value in node.outputs):
+        if not varying or not any(value in below and value in above for value in node.outputs):
             continue
         rule, rest = rule_of(node), [value for value in inputs_of(node) if value not in below]
         if rule is not None and rule.kind is Kind.LINEAR:
-            is_total |= len(rule.operands(len(node.inputs))) > 1
+            is_total |= len(rule.operands(len(node.inputs))) > 1 and not all(map(_is_of_numbers, rest))
         elif rule is not None and _is_multiple(node, rule.kind, varying):
             unread = [value for value in rest if value not in read]
             if any(constant_tensor(value) is None for value in unread):
                 return False
-            needs_constants |= bool(unread)
-        elif not any(value in read for value in (*varying, *node.outputs)):
+            is_function, lacks_constants = True, lacks_constants or bool(unread)
+        elif any(value in read for value in (*varying, *node.outputs)):
+            is_function = True
+        else:
             return False
-    return is_total or not needs_constants
+    return is_total or (is_function and not lacks_constants)
+
+
+def _is_of_numbers(value: ir.Value) -> bool:
+    sources = (v for v in ancestors([value]) if v.producer() is None or constant_tensor(v) is not None)
+    return all(map(is_scalar, sources))
 
 
 def _is_multiple(node: ir.Node, kind: Kind, varying: Sequence[ir.Value]) -> bool:

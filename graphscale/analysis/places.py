@@ -29,7 +29,7 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import reach, source_of
 from graphscale.operators import Kind, Rule, Trait, may_bend, rule_of
 
-__all__ = ["find_cotangents", "find_gradient_like_values", "find_places"]
+__all__ = ["find_cotangents", "find_gradient_like_values", "find_held_numbers", "find_places"]
 
 _SCATTERS = ("ScatterND", "ScatterElements")
 _SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
@@ -267,7 +267,7 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
 
     Such values look like gradients: outputs, or their changes of state, above moments, rates and powers.
     """
-    states = topology.states | _find_held_numbers(topology.graph)
+    states = topology.states | find_held_numbers(topology.graph)
     read = topology.descendants({v for v in states if v in topology.forward})
     fed = topology.descendants({v for v in states if v not in topology.forward and is_float(v)})
 
@@ -291,7 +291,7 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
     return [v for v in found if not _holds_one_of(moments, v)]
 
 
-def _find_held_numbers(graph: ir.Graph) -> set[ir.Value]:
+def find_held_numbers(graph: ir.Graph) -> set[ir.Value]:
     """Find the stored numbers in an output: they may be weights and moments."""
     numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
     held = (find_coefficients(output, numbers) for output in graph.outputs)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 import onnx_ir as ir
 
 from graphscale.analysis.other_contractions import OptimizerContractions
-from graphscale.analysis.places import find_gradient_like_values
+from graphscale.analysis.places import find_gradient_like_values, find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import Coverage, measure_coverage
@@ -59,8 +59,11 @@ class Solution:
 
     @functools.cached_property
     def begins_with_constants(self) -> bool:
-        """True if the scale enters at constants alone."""
-        return all(constant_tensor(place.value) is not None for place in self.solver.plan.places)
+        """True if the scale enters at constants alone, other than stored numbers with a next value."""
+        values = {place.value for place in self.solver.plan.places}
+        return all(constant_tensor(value) is not None for value in values) and values.isdisjoint(
+            find_held_numbers(self.topology.graph)
+        )
 
     @functools.cached_property
     def enters_at_seeds(self) -> bool:

@@ -106,13 +106,11 @@ def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], aski
     edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
     # The scale comes out here; a gradient of a roles file may be computed from these values.
     chosen = [_named_gradient(values, name) for name in hints.gradients]
-    if answers.losses:
-        candidates = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
-    else:
-        others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
-        candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
+    losses = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
+    others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
+    candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
     held = find_held_initializers(graph)
-    choice = choose_losses(candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers)
+    choice = choose_losses(candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses)
     return _finish(graph, choice, named, set(chosen), answers, asking)
 
 

@@ -10,7 +10,6 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.loss_evidence import join_earlier_losses
 from graphscale.errors import RolesError
 from tests.analysis.roles.steps import update_step
 from tests.analysis.test_further_passes import backward, forward
