@@ -33,6 +33,9 @@ _MOST_SETS = 60
 # Errors of a candidate that has no backward pass, such as a metric.
 _NO_BACKWARD = (SeedNotFoundError, GradientError)
 
+_DIFFERENTIATED = "the scalar output that the backward pass differentiates"
+_SAME = "the likeliest one, and each other one leads to the same scaled graph"
+
 Losses = tuple[ir.Value, ...]
 
 
@@ -91,7 +94,7 @@ def choose_losses(
     if number is not None:
         how = f"it may be a running sum or average, and the next value of {number.name!r}"
         return LossChoice(best, how, False)
-    return LossChoice(best, "the scalar output that the backward pass differentiates", True)
+    return LossChoice(best, _SAME if choices.alike else _DIFFERENTIATED, True)
 
 
 def _solve_sets(
@@ -140,13 +143,13 @@ def _with_further_losses(
 ) -> Solution:
     """Return a solution with the other candidates that have cotangents of their own, where the edits stay the same."""
     for value in candidates:
-        topology = best.topology
-        above = topology.ancestors([value])
-        own = (v for v in above if v not in topology.forward and v.producer() is not None)
-        if value in topology.forward or value in best.reached or not any(v in best.solver.live for v in own):
+        losses = best.topology.losses
+        known = best.topology.ancestors(losses)
+        own = (v for v in best.topology.ancestors([value]) if v not in known and v.producer() is not None)
+        if value in known or value in best.reached or not any(v in best.solver.live for v in own):
             continue
         with contextlib.suppress(GraphscaleError):  # no loss then
-            further = solve((*topology.losses, value))
+            further = solve((*losses, value))
             if further.differentiates_all and further.edits_as(best):
                 best = further
     return best
@@ -187,6 +190,7 @@ class _Choices:
     Attributes:
         best: the solution to take.
         rivals: the losses of solutions with other edits that may be right as well.
+        alike: the losses that lead to the same edits, and may be the one that is differentiated.
     """
 
     def __init__(self, candidates: Sequence[ir.Value], solutions: Sequence[Solution]) -> None:
@@ -203,12 +207,13 @@ class _Choices:
         ranks = [self._rank(group) for group in groups]
         top = max(ranks)
         equal = [group for group, rank in zip(groups, ranks, strict=True) if rank == top]
-        names = [self._name(group) for group in equal]
+        names = [_name(group)[0] for group in equal]
         preferred = [one for one in names if all(one is other or _supersedes(one, other) for other in names)]
         self.best = (preferred or names)[0]
         others = [group for group, rank in zip(groups, ranks, strict=True) if _competes(rank, top)]
         others += [] if preferred else equal[1:]
-        self.rivals = [self._name(group).topology.loss for group in others]
+        self.rivals = [_name(group)[0].topology.loss for group in others]
+        self.alike = [each.topology.loss for each in _name(equal[names.index(self.best)])[1:]]
 
     def _rank(self, group: Sequence[Solution]) -> _Rank:
         fitting = [each for each in group if _fits(each, self._candidates)]
@@ -217,12 +222,13 @@ class _Choices:
         covered, constant = max(each.coverage.covered for each in of), any(each.begins_with_constants for each in of)
         return _Rank(bool(fitting), fitness, covered, constant)
 
-    def _name(self, group: Sequence[Solution]) -> Solution:
-        """Return the solution with the fewest losses, and among these the one that the backward pass reads most of."""
-        fewest = min(len(each.topology.losses) for each in group)
-        few = [each for each in group if len(each.topology.losses) == fewest]
-        left = [one for one in few if not any(other is not one and _supersedes(other, one) for other in few)]
-        return max(left or few, key=lambda each: sum(value in each.read for value in each.topology.forward))
+
+def _name(group: Sequence[Solution]) -> list[Solution]:
+    """Return the solutions with the fewest losses, first the one that the backward pass reads most of."""
+    fewest = min(len(each.topology.losses) for each in group)
+    few = [each for each in group if len(each.topology.losses) == fewest]
+    left = [one for one in few if not any(other is not one and _supersedes(other, one) for other in few)]
+    return sorted(left or few, key=lambda each: -sum(value in each.read for value in each.topology.forward))
 
 
 def _competes(rank: _Rank, top: _Rank) -> bool:

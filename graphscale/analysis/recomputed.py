@@ -7,10 +7,9 @@ from collections.abc import Container, Iterable, Mapping
 import onnx_ir as ir
 
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.term import Term, TermDomain, attribute_key
-from graphscale.graph.values import constant_tensor, is_float, is_scalar, subgraphs
+from graphscale.flow.term import Term, TermDomain
 
-__all__ = ["find_recomputed_values", "is_copy"]
+__all__ = ["find_recomputed_values"]
 
 
 def find_recomputed_values(
@@ -51,48 +50,6 @@ def find_recomputed_values(
                 originals[value] = original
                 behind.update([value] if follows else ())
     return originals
-
-
-def is_copy(original: ir.Value, copy: ir.Value) -> bool:
-    """Return whether two values are computed in the same way.
-
-    Nodes and attributes are the same; inputs, weights, and constants of integers, such as the bounds of a slice, may
-    differ.
-    """
-    pairs: dict[ir.Value, ir.Value] = {}
-    pending: list[tuple[ir.Value | None, ir.Value | None]] = [(original, copy)]
-    while pending:
-        one, other = pending.pop()
-        if one is None or other is None:
-            if one is not other:
-                return False
-            continue
-        if one is not other and not _is_alike(one, other):
-            return False
-        if constant_tensor(other) is not None or pairs.get(other) is one:
-            continue
-        if other in pairs:
-            return False
-        pairs[other] = one
-        node, twin = one.producer(), other.producer()
-        if one is not other and node is not None and twin is not None:
-            pending.extend(zip(node.inputs, twin.inputs, strict=True))
-    return original is not copy
-
-
-def _is_alike(one: ir.Value, other: ir.Value) -> bool:
-    """Return whether two values are interchangeable sources, or results of the same operator."""
-    if _is_source(one) and _is_source(other):
-        constants = constant_tensor(one), constant_tensor(other)
-        if constants[0] is None or constants[1] is None or not is_float(one) or not is_scalar(one):
-            return one.dtype is other.dtype and (constants[0] is None) is (constants[1] is None)
-        return constants[0].numpy().tobytes() == constants[1].numpy().tobytes()
-    node, twin = one.producer(), other.producer()
-    if node is None or twin is None or subgraphs(node) or _is_source(one) or _is_source(other):
-        return False
-    kinds = [(n.domain, n.op_type, v.index(), len(n.inputs)) for v, n in ((one, node), (other, twin))]
-    attributes = [{name: attribute_key(held) for name, held in n.attributes.items()} for n in (node, twin)]
-    return kinds[0] == kinds[1] and attributes[0] == attributes[1]
 
 
 def _is_source(value: ir.Value) -> bool:

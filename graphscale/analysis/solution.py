@@ -52,7 +52,11 @@ class Solution:
     @functools.cached_property
     def differentiates_all(self) -> bool:
         """True if, for each of several losses, cotangents depend on values that this loss alone is computed from."""
-        above = [{v for v in self.topology.ancestors([loss]) if v.producer()} for loss in self.topology.losses]
+        topology = self.topology
+        # Next weights of one loss, by which another one is computed, are no part of the other.
+        ends = {value.producer() for value in topology.anew}
+        passes = (topology.ancestors([loss], stop=ends.__contains__) for loss in topology.losses)
+        above = [{value for value in each if value.producer()} for each in passes]
         return len(above) == 1 or all(
             any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
         )

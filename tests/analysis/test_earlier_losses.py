@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import onnx
-import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.errors import RolesError
 from tests.analysis.roles.steps import update_step
 from tests.analysis.test_further_passes import backward, forward
 from tests.analysis.test_several_losses import losses_of
@@ -45,12 +40,6 @@ def test_the_loss_of_an_actor_is_computed_by_the_next_weights_of_its_critic(more
     assert (report.contractions, report.missed) == (3, ())
 
 
-@pytest.mark.usefixtures("no_runtime")
-def test_the_loss_of_a_critic_is_asked_about_where_nothing_can_run_the_graph() -> None:
-    with pytest.raises(RolesError, match=r"loss\? it is the likeliest"):
-        gs.scale(actor_step(MEAN))
-
-
 def test_the_loss_of_a_second_step_is_computed_by_the_weights_of_the_first() -> None:
     """The weights between the steps do not leave the graph."""
     first = "v1 = w1 - dw1 * rate; v2 = w2 - dw2 * rate\n"
@@ -66,43 +55,3 @@ def test_the_loss_of_a_second_step_is_computed_by_the_weights_of_the_first() -> 
     assert [place.value for place in report.places] == ["two_over_n", "two_over_n"]
     assert {gradient.value for gradient in report.gradients} == {"dw1", "dw2", "p1", "p2"}
     assert (report.contractions, report.missed) == (6, ())
-
-
-def _attempt(covered: int, missed: int = 0, misfits: int = 0, moves: bool = True, reads: bool = True) -> Any:
-    """Return the facts of a choice of the loss that the joining of losses reads."""
-    graph = SimpleNamespace(inputs=(), initializers={})
-    return SimpleNamespace(
-        topology=SimpleNamespace(losses=(), graph=graph, reads_next_weights=reads, anew={1: 2} if moves else {}),
-        coverage=SimpleNamespace(covered=covered, missed=[None] * missed),
-        misfits=misfits,
-    )
-
-
-@pytest.mark.parametrize(
-    ("joint", "is_joined"),
-    [
-        pytest.param(_attempt(5), True, id="more contractions"),
-        pytest.param(_attempt(3), False, id="no more contractions"),
-        pytest.param(_attempt(5, missed=1), False, id="one missed"),
-        pytest.param(_attempt(5, misfits=1), False, id="an activation unscaled"),
-        pytest.param(_attempt(5, moves=False), False, id="weights that stay"),
-        pytest.param(None, False, id="no scale that fits both"),
-    ],
-)
-def test_two_losses_are_joined_where_that_protects_more(joint: Any, is_joined: bool) -> None:
-    joined = join_earlier_losses(None, _attempt(3), [ir.Value(name="first")], lambda losses: joint)
-    assert joined == ((joint, True) if is_joined else None)
-
-
-def test_a_loss_by_no_next_weights_is_joined_with_none() -> None:
-    last = _attempt(3, reads=False)
-    assert join_earlier_losses(None, last, [ir.Value(name="first")], lambda losses: _attempt(5)) is None
-
-
-def test_the_likeliest_of_two_earlier_losses_is_a_proposal_where_nothing_can_run_the_graph() -> None:
-    joints = [_attempt(5), _attempt(5)]
-    for joint in joints:
-        joint.candidate = lambda *losses: losses
-    found = iter(joints)
-    values = [ir.Value(name="first"), ir.Value(name="mean")]
-    assert join_earlier_losses(None, _attempt(3), values, lambda losses: next(found)) == (joints[0], False)

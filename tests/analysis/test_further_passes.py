@@ -50,11 +50,11 @@ def test_sharpness_awareness_scales_both_backward_passes() -> None:
     assert (report.contractions, report.missed) == (6, ())
 
 
-def test_the_loss_of_the_second_pass_is_the_loss_if_it_is_an_output() -> None:
-    """It may be that the gradients go on through the first pass: a step inside of the loss."""
+def test_a_step_inside_of_the_loss() -> None:
+    """The gradients of the second loss go on through the first pass, which is scaled too."""
     inside = "q2 = (a @ p2) * two_over_n; w2_next = w2 - (p2 - rate * (a.T @ q2)) * rate; w1_next = w1 - rate * p1"
     report = further(MOVED + forward("_b") + backward("_b") + inside, outputs="float loss_b")
-    assert (report.loss, report.coverage) == ("loss_b", 1)
+    assert (report.coverage, report.contractions) == (1, 8)
 
 
 def test_the_loss_after_a_sharpness_aware_step_is_no_other_candidate() -> None:

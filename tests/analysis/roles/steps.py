@@ -133,14 +133,16 @@ def states(*names: str) -> dict[str, str]:
 
 
 def roles_of(model: onnx.ModelProto, answers: Any = None) -> dict[str, str]:
-    """The role of each output but the loss: `next w` for carried state; with a question mark, if it is asked about.
+    """The role of each output but a certain loss: `next w` for carried state; a question mark, if it is asked about.
 
     Every input and every output has one role, and both halves of a pair know each other.
     """
     table = gs.roles(model, answers)
     _assert_whole(model, table)
     found = {entry.name: entry for entry in table if entry.kind == "output"}
-    assert found["loss"].role == "loss" and found.pop("loss").certain
+    assert found["loss"].role == "loss"
+    if found["loss"].certain:
+        del found["loss"]
     return {
         name: ("next " + entry.pair if entry.pair else entry.role) + ("" if entry.certain else "?")
         for name, entry in found.items()

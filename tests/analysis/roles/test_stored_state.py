@@ -160,7 +160,7 @@ STEPS = {
     ),
     "a weight of one number, with a share": (
         update_step("k_next = k * low - dk * rate", constants="float k = {2}, float low = {0.3}", **GAIN),
-        states("w", "k?"),
+        {**states("w", "k?"), "loss": "loss?"},
     ),
     # Constants beside a metric have this form.
     "a number that the loss reads, and no gradient changes": (
@@ -169,7 +169,7 @@ STEPS = {
     ),
     "a number that is added to the gradient of another one": (
         update_step("sum = c + dk", outputs="float sum", constants="float k = {2}, float c = {3}", **GAIN),
-        {**states("w"), "sum": "metric"},
+        {**states("w"), "sum": "metric", "loss": "loss?"},
     ),
     # --- counters
     "a counter that a flag sets back": (
