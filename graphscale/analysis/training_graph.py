@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
-from graphscale.analysis.losses import LossChoice, choose_losses
+from graphscale.analysis.loss_set import LossChoice, choose_losses
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.role_table import Roles

@@ -116,7 +116,7 @@ def test_the_trial_holds_roles_against_the_truth() -> None:
 
 
 def test_a_doubtful_loss_is_a_proposal() -> None:
-    found = judged("projected-conflicts.momentum", losses=["another"])
+    found = judged("jax-citation-graph.rprop", losses=["another"])
     assert found.outcome == "asked, proposal wrong"
 
 
