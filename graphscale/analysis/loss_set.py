@@ -1,7 +1,7 @@
 """The choice of the losses: the set of scalar outputs whose gradients explain the backward pass.
 
 Each candidate is solved alone; sets of several only while contractions stay without an explanation. Sets that lead to
-the same edits are one choice, of which only the name is open. The choice that fits, covers the most contractions and
+the same edits are one choice: only its name is open. The choice that fits, covers the most contractions and
 begins at constants is certain if no other one is better in any of these.
 """
 

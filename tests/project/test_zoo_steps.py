@@ -17,13 +17,13 @@ NAMES = pack.names()
 ASKED = {
     "accelerated-proximal.square", "codebook-revival.residual", "compensated-summation.regression",
     "field-depth-regression.momentum", "group-robust.shuffled",
-    "jax-codebook-revival.adam", "jax-task-weights.variation", "keras-adafactor.square",
+    "jax-citation-graph.rprop", "jax-codebook-revival.adam", "jax-task-weights.variation", "keras-adafactor.square",
     "keras-option-weight-average-overwriting.square", "lab-quantile-returns.soft-target",
     "normalised-batch-output.gradients",
     "optax-adafactor.square", "optax-adopt.square", "optax-backtracking.square", "optax-cocob.square",
     "optax-dog.square", "optax-mechanic.square", "optax-optimistic-adam.square",
     "optax-optimistic-gradient-descent.square", "optax-prodigy.square", "optax-sm3.square",
-    "projected-conflicts.momentum", "pruning-mask.weights", "tf-ftrl.square",
+    "pruning-mask.weights",
     "torch-rprop.square", "wrap-measured.square", "wrap-mechanize.square", "wrap-multi-steps-skipping.square",
     "wrap-plateau.square", "wrap-skip-large.square",
 }  # fmt: skip
