@@ -1,4 +1,4 @@
-"""Try the tests on small mistakes in the code: `python -m tests.mutation FOLDER [--count N] [--full N ...]`.
+"""Try the tests on small mistakes in the code: `python -m tests.mutation FOLDER [--of PACKAGE ...] [--count N]`.
 
 FOLDER keeps everything; a run that was interrupted goes on. First a tier runs once on the code without a mistake, and
 the tests that come by each mistake are recorded. Then each mistake is tried on the files of tests that come by it, the
@@ -15,12 +15,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutation.sites import Mutant, choose_mutants, write_package
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("graphscale/analysis", "graphscale/passes")
+PACKAGES = ("analysis", "flow", "passes", "step")
 _FIRST = 60  # tests that are tried before the files of all others are imported
 PYTEST = ("-m", "pytest", "-p", "tests.mutation.selection", "-p", "no:cacheprovider", "-q")
 
@@ -35,10 +36,10 @@ class Trial:
         visitors: the files of tests that come by each mutant.
     """
 
-    def __init__(self, folder: Path, count: int, seed: int, processes: int) -> None:
+    def __init__(self, folder: Path, packages: Sequence[str], count: int, seed: int, processes: int) -> None:
         self.folder, self.code, self.processes = folder, folder / "code", processes
         if not self.code.exists():
-            self.mutants = choose_mutants(ROOT, FOLDERS, count, seed)
+            self.mutants = choose_mutants(ROOT, [f"graphscale/{name}" for name in packages], count, seed)
             write_package(ROOT, self.mutants, self.code)
             (folder / "mutants.json").write_text(json.dumps([dataclasses.asdict(mutant) for mutant in self.mutants]))
         self.mutants = [Mutant(**each) for each in json.loads((folder / "mutants.json").read_text())]
@@ -183,13 +184,14 @@ def main() -> None:
     """Run the trial that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--of", nargs="+", choices=PACKAGES, default=PACKAGES, metavar="PACKAGE", dest="packages")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--full", type=int, nargs="*", metavar="NUMBER", help="survivors to try on the full tier")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    trial = Trial(chosen.folder.resolve(), chosen.count, chosen.seed, chosen.processes)
+    trial = Trial(chosen.folder.resolve(), chosen.packages, chosen.count, chosen.seed, chosen.processes)
     trial.record(full=False)
     trial.run(list(range(len(trial.mutants))), full=False)
     if chosen.full:
