@@ -153,7 +153,7 @@ class _Search:
             return nonlinear
         if rule.kind is Kind.LINEAR and may_bend(node):
             # The gradient is unscaled before its bounds, and scaled again behind them if necessary.
-            bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v)]
+            bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v) and not is_known_zero(v)]
             answer = (yield bounded[0]) if bounded else nonlinear
             return answer if answer.places or answer.grade is _Grade.NONE else nonlinear
         if rule.kind is Kind.LINEAR:

@@ -175,12 +175,7 @@ def test_the_same_steps(name: str, policy: str) -> None:
     ids=["Gemm with an addend", "the largest rows of a table"],
 )
 @pytest.mark.parametrize("optimizer", [SGD, "w_next = Sub(w, dw)"], ids=["a rate", "no rate"])
-def test_gradients_that_are_split_or_unscaled_first(
-    optimizer: str, kind: Kind, policy: str, request: pytest.FixtureRequest
-) -> None:
-    if "ScatterND" in kind.nodes and optimizer != SGD:
-        reason = "refused without need: no place is found above a bound that is the gradient itself"
-        request.applymarker(pytest.mark.xfail(strict=True, raises=gs.GraphscaleError, reason=reason))
+def test_gradients_that_are_split_or_unscaled_first(optimizer: str, kind: Kind, policy: str) -> None:
     model = model_of(kind, optimizer=optimizer)
     feeds = feeds_of(kind, model)
     result = gs.scale(model, POLICIES[policy], updates={"w_next": "w"})
