@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.topology import Topology
+from graphscale.errors import UnsupportedModelError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, degree_of
 from graphscale.flow.interpreter import Flow
-from graphscale.graph.values import Use, is_float, node_name
-from graphscale.operators import Kind, Rule, may_bend
+from graphscale.graph.values import Use, is_float, is_scalar, is_tensor, node_name, operand_at
+from graphscale.operators import Kind, Rule, Trait, has_trait, may_bend, rule_of
 
-__all__ = ["Place", "Plan", "Unscaling"]
+__all__ = ["Place", "Plan", "Unscaling", "find_end", "find_tensor"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,4 +177,69 @@ class Plan(DegreeDomain):
         return result
 
 
+_VIEWS = Trait.VIEW | Trait.PERMUTE
 _UNSCALED_FIRST = (Kind.NONLINEAR, Kind.POWER, Kind.DEGREE_0)
+
+
+def find_end(
+    topology: Topology, plan: Plan, live: Container[ir.Value], value: ir.Value, of_numbers: bool = False
+) -> ir.Value:
+    """Find the end of the backward pass: up from a use of a gradient, past factors such as the learning rate.
+
+    Views of a gradient without other readers belong to it: the last view has its name.
+
+    Args:
+        topology: the graph.
+        plan: the edits so far.
+        live: the ancestors of cotangents.
+        value: the used value.
+        of_numbers: whether weights are numbers; a sum over the batch is a gradient itself then.
+    """
+    path = [value if value in live else topology.origin(value)]
+    while path[-1] not in live:
+        node = path[-1].producer()
+        rule = None if node is None else rule_of(node)
+        if node is None or rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
+            break
+        uses = [Use(node, i) for i, v in enumerate(node.inputs) if v is not None and plan.edge(node, i) == 1]
+        if len(uses) != 1 or uses[0] in plan.scaled_edges or not _is_factor_or_view(*uses[0], of_numbers):
+            break
+        above = topology.origin(operand_at(uses[0]))
+        if above in live or not is_tensor(above):
+            break
+        path.append(above)
+    while len(path) > 1:
+        reader = path[-2].producer()
+        shared = len(path[-1].uses()) > 1 or path[-1].is_graph_output()
+        if reader is None or not has_trait(reader, _VIEWS) or shared:
+            break
+        path.pop()
+    return path[-1]
+
+
+def _is_factor_or_view(node: ir.Node, index: int, of_numbers: bool) -> bool:
+    """Return whether a node views, measures or multiplies a gradient by a number."""
+    if node.op_type in ("Mul", "Div"):
+        return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
+    return has_trait(node, _VIEWS | Trait.SIGN) or (not of_numbers and is_scalar(node.outputs[0]))
+
+
+def find_tensor(value: ir.Value) -> Use:
+    """Find the tensor in a sequence of gradients, and its reader, since a sequence cannot be divided.
+
+    Raises:
+        UnsupportedModelError: the sequence is made in a body.
+    """
+    above = value
+    while (node := above.producer()) is not None and (rule := rule_of(node)) is not None:
+        operands = rule.operands(len(node.inputs)) if rule.kind is Kind.LINEAR else ()
+        if len(operands) != 1:
+            break
+        use = Use(node, operands[0])
+        above = operand_at(use)
+        if is_tensor(above):
+            return use
+    raise UnsupportedModelError(
+        f"{value.name!r} is a sequence of gradients, which cannot be divided by the loss scale; let its members "
+        "leave the body as tensors"
+    )

@@ -109,9 +109,9 @@ def _readers(topology: Topology, value: ir.Value, among: Set[ir.Node]) -> Iterat
 
 def _source(topology: Topology, value: ir.Value) -> ir.Value:
     """Return the source of a view or a part; that of the first forward pass for a recomputed value."""
-    source = source_by_trait(value, _VIEWS)
+    source = source_by_trait(value, _VIEWS, topology.flat.across)
     again = topology.recomputed.get(source)
-    return source if again is None else source_by_trait(again, _VIEWS)
+    return source if again is None else source_by_trait(again, _VIEWS, topology.flat.across)
 
 
 class OptimizerContractions:

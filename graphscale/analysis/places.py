@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.loss import is_differentiable
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients
+from graphscale.analysis.updates import DIRECT, NEXT_STATE, find_coefficients
 from graphscale.graph.marks import is_rounding
 from graphscale.graph.values import (
     Use,
@@ -22,7 +22,6 @@ from graphscale.graph.values import (
     is_known_zero,
     is_scalar,
     is_tensor,
-    main_node,
     operand_at,
     uses_of,
 )
@@ -64,8 +63,7 @@ def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use,
     uses = [Use(node, i) for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
     if rule.gradient:
         return tuple(uses)
-    for value in captured_values(node):
-        uses.extend(use for use in uses_of(value) if main_node(topology.owners, use.node) is node)
+    uses += [use for value in captured_values(node) for use in topology.flat.uses_at(node, value)]
     candidates = [
         use for use in uses if topology.is_backward(operand_at(use)) and not _is_saved(topology, operand_at(use))
     ]
@@ -107,8 +105,14 @@ def find_places(
     if topology.is_backward(value):
         return (Place(_unrounded(topology, value)),)
     # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: scale it for its backward readers.
-    readers = (reader for reader in uses_of(value) if reader.node in topology.backward and _keeps_degree(reader))
-    return tuple(Place(value, reader) for reader in dict.fromkeys((use, *readers)))
+    sides = topology.flat.sides(value)
+    uses = (reader for each in sides for reader in uses_of(each))
+    readers = (reader for reader in uses if reader.node in topology.backward and _keeps_degree(reader))
+    leaving = (output for each in sides for output in topology.flat.exits(each) if output in topology.flat.across)
+    return (
+        *(Place(value if reader is None else operand_at(reader), reader) for reader in dict.fromkeys((use, *readers))),
+        *(Place(output) for output in leaving if topology.is_backward(output)),
+    )
 
 
 class _Search:
@@ -143,9 +147,11 @@ class _Search:
     def _push(self, value: ir.Value) -> _Steps:
         if self.plan.degree(value) != 0 or is_known_zero(value):
             return _Answer(_Grade.STRONG)
-        node = value.producer()
-        if node is None or not self.topology.is_backward(value) or not is_float(value):
+        if not self.topology.is_backward(value) or not is_float(value):
             return _Answer(_Grade.NONE)
+        node = value.producer()
+        if node is None or node in self.topology.flat.entries:
+            return (yield from self._across_border(value))
         # A sequence cannot be multiplied.
         nonlinear = _Answer(_Grade.NONLINEAR, (Place(value),)) if is_tensor(value) else _Answer(_Grade.NONE)
         rule = rule_of(node)
@@ -164,6 +170,21 @@ class _Search:
             answer = yield from self._operand(node, 0)
             return answer if answer.grade is not _Grade.NONE else _Answer(_Grade.PRODUCT, (Place(value),))
         return nonlinear
+
+    def _across_border(self, value: ir.Value) -> _Steps:
+        """Go on at the operand that the input of a body is, or at the results of bodies."""
+        results = self.topology.flat.above(value)
+        if value.producer() is None:
+            return (yield self.topology.origin(value))
+        places: dict[Place, None] = {}
+        for result in results[-2:]:
+            answer = _Answer(_Grade.NONE) if self.is_constant(result) else (yield result)
+            if len(results) == 1 and not self.is_constant(result):
+                return answer
+            if answer.grade is not _Grade.STRONG:
+                return _Answer(_Grade.STRONG, (Place(value),))
+            places.update((place, None) for place in answer.places)
+        return _Answer(_Grade.STRONG, tuple(places))
 
     def _operand(self, node: ir.Node, index: int) -> _Steps:
         use = Use(node, index)
@@ -207,6 +228,7 @@ class _Search:
 
 def _is_constant(topology: Topology, value: ir.Value) -> bool:
     """Return whether a value is a constant, but no weight, moment or zeros."""
+    value = topology.origin(value)
     if not is_float(value) or value in topology.states:
         return False
     producer = value.producer()
@@ -224,7 +246,7 @@ def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
         data = rule.operands(len(node.inputs))
         return node.inputs[data[0]] if len(data) == 1 else None
 
-    return source_of(value, viewed)
+    return source_of(value, viewed, topology.flat.across)
 
 
 def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
@@ -234,7 +256,7 @@ def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
         source = node.inputs[0] if is_rounding(node) else None
         return source if source is not None and topology.is_backward(source) else None
 
-    return source_of(value, rounded)
+    return topology.origin(source_of(topology.origin(value), rounded))
 
 
 def _is_saved(topology: Topology, value: ir.Value) -> bool:
@@ -244,7 +266,8 @@ def _is_saved(topology: Topology, value: ir.Value) -> bool:
 
 
 def _is_residual(topology: Topology, value: ir.Value) -> bool:
-    return value in topology.targets or (value in topology.tail and value in topology.activation_dependent)
+    is_target = topology.origin(value) in topology.targets
+    return is_target or (value in topology.tail and value in topology.activation_dependent)
 
 
 def _keeps_degree(use: Use) -> bool:
@@ -267,7 +290,7 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
 
     Such values look like gradients: outputs, or their changes of state, above moments, rates and powers.
     """
-    states = topology.states | find_held_numbers(topology.graph)
+    states = topology.states | find_held_numbers(topology)
     read = topology.descendants({v for v in states if v in topology.forward})
     fed = topology.descendants({v for v in states if v not in topology.forward and is_float(v)})
 
@@ -288,13 +311,14 @@ def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
     found = (v for v in reach(added, above) if not above(v))
     found = (v for v in found if v in added or (v in read and is_differentiable(v)))
     moments = states - topology.forward
-    return [v for v in found if not _holds_one_of(moments, v)]
+    return [v for v in found if not _holds_one_of(topology, moments, v)]
 
 
-def find_held_numbers(graph: ir.Graph) -> set[ir.Value]:
+def find_held_numbers(topology: Topology) -> set[ir.Value]:
     """Find the stored numbers in an output: they may be weights and moments."""
+    graph = topology.graph
     numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
-    held = (find_coefficients(output, numbers) for output in graph.outputs)
+    held = (find_coefficients(output, numbers, topology.factors) for output in graph.outputs)
     return {v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE}
 
 
@@ -307,21 +331,21 @@ def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Va
         return []
     node = value.producer()
     is_scattered = node is not None and node.op_type in _SCATTERS
-    held = find_coefficients(value, states, through=Trait.MOVE) if is_scattered else find_coefficients(value, states)
+    held = find_coefficients(value, states, topology.factors, Trait.MOVE if is_scattered else DIRECT)
     if not any(c >= NEXT_STATE for c in held.values()):
         return [value] if topology.may_be_state(value) else []
 
     def above(value: ir.Value) -> Sequence[ir.Value]:
         node = value.producer()
-        return inputs_of(node) if node is not None and (value is output or _holds_one_of(held, value)) else ()
+        return inputs_of(node) if node is not None and (value is output or _holds_one_of(topology, held, value)) else ()
 
     output = value
     held_values = [v for v in reach([output], above) if above(v)]
     sums = [node for v in held_values if (node := v.producer()) is not None and node.op_type in _SUMS]
-    added = [v for node in sums for v in inputs_of(node) if v not in held and not _holds_one_of(held, v)]
-    return [v for v in added if not find_coefficients(v, held, least=0.0)] or added
+    added = [v for node in sums for v in inputs_of(node) if v not in held and not _holds_one_of(topology, held, v)]
+    return [v for v in added if not find_coefficients(v, held, topology.factors, least=0.0)] or added
 
 
-def _holds_one_of(states: Collection[ir.Value], value: ir.Value) -> bool:
+def _holds_one_of(topology: Topology, states: Collection[ir.Value], value: ir.Value) -> bool:
     """Return whether a value contains a state, such as a decayed state or the next gain of a weight's rate."""
-    return any(c >= NEXT_STATE for c in find_coefficients(value, states).values())
+    return any(c >= NEXT_STATE for c in find_coefficients(value, states, topology.factors).values())

@@ -6,50 +6,71 @@ from collections.abc import Container, Iterable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.flow.interpreter import Flow
+from graphscale.flow.interpreter import Flow, bodies_of
 from graphscale.flow.term import Term, TermDomain
+from graphscale.graph.numbering import Part
+from graphscale.graph.values import inputs_of
 
 __all__ = ["find_recomputed_values"]
 
 
 def find_recomputed_values(
-    forward: Iterable[ir.Node],
-    rest: Iterable[ir.Node],
+    forward: Iterable[Part],
+    rest: Iterable[Part],
     mixing: Container[ir.Value],
     moved: Mapping[ir.Value, ir.Value] | None = None,
+    origins: Mapping[ir.Value, ir.Value] | None = None,
 ) -> dict[ir.Value, ir.Value]:
     """Map values outside of forward to the forward values that they equal.
 
     Args:
-        forward: the nodes that the loss depends on, in graph order.
-        rest: the others, in graph order.
+        forward: the nodes that the loss depends on, with their results and operands, in execution order.
+        rest: the others.
         mixing: the forward values to compare with: those that mix several inputs, and so are no seed.
         moved: values that count as equal to a weight; all values computed from them are compared, since none is a seed.
+        origins: the operands that inputs of bodies are.
     """
+    origins = origins or {}
     domain = TermDomain()
     domain.given = {value: domain.source(weight) for value, weight in (moved or {}).items()}
     flow = Flow(domain, domain.given)
     equal: dict[Term, list[ir.Value]] = {}
-    for node in forward:
-        flow.visit(node)
-        for value in node.outputs:
+    for node, results, operands in forward:
+        _evaluate(flow, domain, (node, results, operands), origins)
+        for value in results:
             equal.setdefault(flow.of(value), []).append(value)
     equal.pop(None, None)
     domain.is_closed = True
     originals: dict[ir.Value, ir.Value] = {}
     behind = set(moved or ())
-    for node in rest:
-        if not all(value is None or value in flow.elements or _is_source(value) for value in node.inputs):
+    for node, results, operands in rest:
+        if not all(value in flow.elements or _is_source(value) for value in operands):
             continue  # recomputed only if all its operands are
-        flow.visit(node)
-        follows = not behind.isdisjoint(node.inputs)
-        for value in node.outputs:
+        _evaluate(flow, domain, (node, results, operands), origins)
+        follows = not behind.isdisjoint(operands)
+        for value in results:
             same = equal.get(flow.of(value), ())
             original = next((v for v in same if v in mixing or follows), None)
             if original is not None:
                 originals[value] = original
                 behind.update([value] if follows else ())
     return originals
+
+
+def _evaluate(flow: Flow[Term], domain: TermDomain, part: Part, origins: Mapping[ir.Value, ir.Value]) -> None:
+    """Evaluate the terms of some results of a node; an output of a node with bodies follows from these."""
+    node, results, operands = part
+
+    def term(value: ir.Value) -> Term:
+        known = flow.of(value)
+        return domain.source(value) if known is None else known
+
+    if not bodies_of(node):
+        flow.elements.update((value, term(origins[value])) for value in inputs_of(node) if value in origins)
+        flow.visit(node)
+    elif operands:
+        terms = [*map(term, operands)]
+        flow.elements[results[0]] = None if None in terms else domain.result((node.op_type, *terms))
 
 
 def _is_source(value: ir.Value) -> bool:

@@ -14,9 +14,9 @@ from graphscale.analysis.places import find_gradient_like_values, find_held_numb
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import Coverage, measure_coverage
-from graphscale.errors import GradientError, NonlinearGradientError, SeedNotFoundError
+from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, constant_tensor, is_scalar
+from graphscale.graph.values import Use, constant_tensor, is_scalar, subgraphs
 
 __all__ = ["Solution", "solve_losses"]
 
@@ -66,7 +66,7 @@ class Solution:
         """True if the scale enters at constants alone, other than stored numbers with a next value."""
         values = {place.value for place in self.solver.plan.places}
         return all(constant_tensor(value) is not None for value in values) and values.isdisjoint(
-            find_held_numbers(self.topology.graph)
+            find_held_numbers(self.topology)
         )
 
     @functools.cached_property
@@ -101,7 +101,7 @@ def solve_losses(
     seed: Use | None,
     chosen: Sequence[ir.Value],
 ) -> Solution:
-    """Solve a graph for some losses; after a refusal, again with forward passes at weights that gradients moved.
+    """Solve a graph for some losses; after a refusal, again without a scale in bodies, if it protects others.
 
     Args:
         graph: the main graph.
@@ -114,11 +114,31 @@ def solve_losses(
         SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UnsupportedModelError: the scale
             fits no backward pass of these losses.
     """
+    try:
+        return _solve_moving(graph, losses, held, seed, chosen)
+    except GraphscaleError:
+        with contextlib.suppress(GraphscaleError):
+            if any(map(subgraphs, graph)):
+                solution = _solve_moving(graph, losses, held, seed, chosen, closed=True)
+                if solution.coverage.covered:
+                    return solution
+        raise
+
+
+def _solve_moving(
+    graph: ir.Graph,
+    losses: Sequence[ir.Value],
+    held: Collection[ir.Value],
+    seed: Use | None,
+    chosen: Sequence[ir.Value],
+    closed: bool = False,
+) -> Solution:
+    """Solve a graph; after a refusal, again with forward passes at weights that gradients moved."""
     first, *others = losses
     try:
-        return _solve(Topology(graph, first, held, others=others), seed, chosen)
+        return _solve(Topology(graph, first, held, others=others, closed=closed), seed, chosen)
     except NonlinearGradientError:
-        topology = Topology(graph, first, held, moving=True, others=others)
+        topology = Topology(graph, first, held, moving=True, others=others, closed=closed)
         if not topology.anew:
             raise
         solution = _solve(topology, seed, chosen)

@@ -12,32 +12,31 @@ from collections.abc import Iterable, Sequence, Set
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Plan
+from graphscale.analysis.body_checks import check_bodies, disagree
+from graphscale.analysis.edits import Place, Plan, find_end, find_tensor
 from graphscale.analysis.other_contractions import find_predictions
 from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
-from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError, UnsupportedModelError
-from graphscale.flow.degree import ZERO, Conflict
+from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
+from graphscale.flow.degree import ZERO, Conflict, Degree, degree_of
+from graphscale.flow.interpreter import Body
 from graphscale.graph.values import (
     Use,
     is_known_zero,
     is_scalar,
     is_tensor,
-    main_node,
     node_name,
     op_name,
     operand_at,
-    uses_at,
+    operands_of,
 )
-from graphscale.operators import Kind, Trait, has_trait, may_bend, rule_of
+from graphscale.operators import Kind, may_bend, rule_of
 
 __all__ = ["Solver"]
 
 # Average number of visits per node before the search counts as lost. Real graphs take less than 3.
 _PATIENCE = 30
-
-_VIEWS = Trait.VIEW | Trait.PERMUTE
 
 
 class Solver:
@@ -93,11 +92,15 @@ class Solver:
             self._enter(Place(operand_at(self._seed), self._seed))
         for node in self.cotangents:
             self._enqueue(node)
+        for position in self.topology.flat.entries.values():
+            self._push(position)
         self._work()
         if self._seed is None:
             self._reach((*self._gradients, *wanted))
         self._unscale_outputs()
         self._prune()
+        if self.topology.flat.entries:
+            check_bodies(self.topology.flat, self.plan)
         return self.plan
 
     @property
@@ -120,32 +123,40 @@ class Solver:
     # --- the work list ----------------------------------------------------------------------------------------------
 
     def _enqueue(self, node: ir.Node) -> None:
-        index = self.topology.index[node]
-        if index not in self._queued:
-            self._queued.add(index)
-            heapq.heappush(self._queue, index)
+        self._push(self.topology.index[node])
+
+    def _push(self, position: int) -> None:
+        if position not in self._queued:
+            self._queued.add(position)
+            heapq.heappush(self._queue, position)
 
     def _work(self) -> None:
         while self._queue:
             self._visits += 1
             index = heapq.heappop(self._queue)
             self._queued.discard(index)
-            node = self.topology.nodes[index]
+            node, bodies, ends = self.topology.flat.steps[index]
             if self._visits > _PATIENCE * (len(self.topology.nodes) + 1):
                 raise _unsettled(node)
-            self._visit(node)
+            if bodies and not ends:
+                for value, element in self.plan.flow.entering(node, bodies):
+                    self._set(value, degree_of(element))
+            else:
+                self._visit(node, bodies)
 
-    def _visit(self, node: ir.Node) -> None:
+    def _visit(self, node: ir.Node, bodies: Sequence[Body]) -> None:
         if self._seed is None and node in self.cotangents and self._demand(node):
             self._enqueue(node)
             return
-        result = self.plan.evaluate(node)
+        result = self._join(node, bodies) if bodies else self.plan.evaluate(node)
         if isinstance(result, Conflict):
             self._settle(node, result)
             self._enqueue(node)
             return
-        lost = self._why_lost(node)
+        lost = None if bodies else self._why_lost(node, operands_of(node))
         for value, degree in zip(node.outputs, result, strict=True):
+            if bodies:
+                lost = self._why_lost(node, self.topology.flat.above(value))
             if lost is not None:
                 self.lost.setdefault(value, lost)
             if value in self.plan.scaled_values and degree is not ZERO:
@@ -153,14 +164,33 @@ class Solver:
                     degree = 1
                 else:
                     self.plan.scaled_values.discard(value)
-            if self.plan.degree(value) != degree:
-                self.plan.flow.elements[value] = degree
-                self._enqueue_consumers(value)
+            self._set(value, degree)
+
+    def _join(self, node: ir.Node, bodies: Sequence[Body]) -> Sequence[Degree] | Conflict:
+        """Return the degrees of the results of a node's bodies; those of branches must agree."""
+        results = self.topology.flat.results[node]
+        degrees = [ZERO if is_known_zero(value) else self.plan.output(value) for value in results]
+        joined: list[Degree] = []
+        for first in range(len(node.outputs)):
+            operands = range(first, len(results), len(results) // len(bodies))
+            known = {degrees[i] for i in operands} - {ZERO}
+            if len(known) > 1:
+                others = tuple(i for i in operands if degrees[i] == 0)
+                return Conflict(node, tuple(i for i in operands if degrees[i]), others)
+            joined.append(known.pop() if known else ZERO)
+        return joined
+
+    def _set(self, value: ir.Value, degree: Degree) -> None:
+        if self.plan.degree(value) != degree:
+            self.plan.flow.elements[value] = degree
+            self._enqueue_consumers(value)
 
     def _enqueue_consumers(self, value: ir.Value) -> None:
-        owners = self.topology.owners
-        for node, _ in value.uses():
-            self._enqueue(main_node(owners, node) if owners else node)
+        flat = self.topology.flat
+        for node in (flat.main_node(node) for node, _ in value.uses()):
+            self._push(flat.entries[node] if node in flat.entries else flat.index[node])
+        for output in flat.exits(value):
+            self._enqueue_maker(output)
 
     def _demand(self, node: ir.Node) -> bool:
         """Move the demand for degree 1 up from a cotangent that lacks it; return whether the plan changed."""
@@ -176,27 +206,34 @@ class Solver:
 
     def _enter(self, place: Place) -> None:
         self.plan.add(place)
-        node = place.value.producer() if place.edge is None else main_node(self.topology.owners, place.edge.node)
+        if place.edge is None:
+            self._enqueue_maker(place.value)
+        else:
+            self._enqueue(self.topology.flat.main_node(place.edge.node))
+
+    def _enqueue_maker(self, value: ir.Value) -> None:
+        node = value.producer()
         assert node is not None
         self._enqueue(node)
 
-    def _why_lost(self, node: ir.Node) -> str | None:
-        operands = self.topology.operands(node)
-        if self.lost.keys().isdisjoint(operands) and self.plan.unscaled.keys().isdisjoint(operands):
+    def _why_lost(self, node: ir.Node, operands: Sequence[ir.Value]) -> str | None:
+        flat = self.topology.flat
+        sides = dict.fromkeys((*operands, *map(flat.origin, operands))) if flat.owners else operands
+        if self.lost.keys().isdisjoint(sides) and self.plan.unscaled.keys().isdisjoint(sides):
             return None
-        for value in operands:
+        for value in sides:
             if value in self.lost:
                 return self.lost[value]
             unscale = self.plan.unscaled.get(value)
             if unscale is not None and self.plan.degree(value) not in (0, ZERO) and not _bounds(node):
-                if any(map(unscale.covers, uses_at(self.topology.owners, node, value))):
+                if unscale.everywhere or any(map(unscale.covers, flat.uses_at(node, flat.origin(value)))):
                     return str(unscale.reason or "")
         return None
 
     def _refuse_if_lost(self, node: ir.Node, value: ir.Value) -> None:
-        if value in self.lost:
+        if (origin := self.topology.origin(value)) in self.lost:
             raise NonlinearGradientError(
-                f"the gradient is not linear in the seed: {self.lost[value]}, and the backward pass goes on from "
+                f"the gradient is not linear in the seed: {self.lost[origin]}, and the backward pass goes on from "
                 f"there to {value.name!r} at node {node_name(node)!r} (a gradient penalty?); name the loss that the "
                 "whole graph differentiates with --loss, or where the optimizer begins with --gradient"
             )
@@ -214,8 +251,9 @@ class Solver:
         if self._seed is None and conflict.others and self._scale_others(conflict):
             return
         uses = [Use(conflict.node, i) for i in conflict.operands]
-        first = min(uses, key=lambda use: self.topology.position(operand_at(use)), default=None)
-        if first is None or self._is_inner(operand_at(first)):
+        read = self.topology.flat.operand_at
+        first = min(uses, key=lambda use: self.topology.position(read(use)), default=None)
+        if first is None or self._is_inner(read(first)):
             self._unscale_entering(node, conflict)
         else:
             self._unscale(first, conflict)
@@ -223,15 +261,15 @@ class Solver:
     def _scale_others(self, conflict: Conflict) -> bool:
         """At a sum of degrees 1 and 0, scale the terms of degree 0, of a second loss or the same cotangent."""
         node = conflict.node
-        if node not in self.topology.index or may_bend(node):
-            return False
         topology = self.topology
+        if node not in topology.index or (may_bend(node) and node not in topology.flat.entries):
+            return False
         is_cotangent = any(value in self.live for value in node.outputs)
         places: dict[Place, None] = {}
-        for i in conflict.others:
-            value, use = operand_at(Use(node, i)), Use(node, i)
+        for use in (Use(node, i) for i in conflict.others):
+            value = topology.flat.operand_at(use)
             data = value in topology.activation_dependent or value in topology.target_dependent
-            if value in self.lost or not (is_cotangent or (data and topology.is_backward(value))):
+            if topology.origin(value) in self.lost or not (is_cotangent or (data and topology.is_backward(value))):
                 return False
             if not is_cotangent and self._belongs_to_the_optimizer(value):
                 return False
@@ -239,7 +277,7 @@ class Solver:
             if not added and is_cotangent and data:
                 # A residual of the forward pass, a term of the cotangent.
                 added = (Place(value, use),)
-            if not added:
+            if not added or any(place.edge is not None and place.edge.node in topology.flat.entries for place in added):
                 return False
             places.update((place, None) for place in added)
         for place in places:
@@ -250,41 +288,24 @@ class Solver:
         if use in self.plan.scaled_edges:
             del self.plan.scaled_edges[use]
             return
-        value = self._source(operand_at(use))
+        value = self._end_above(self.topology.flat.operand_at(use))
         if not is_tensor(value):
-            use = self._use_of_tensor(value)
+            use = find_tensor(value)
             value = operand_at(use)
+        is_branch = use.node in self.topology.flat.entries
         unscale = self.plan.unscale(value)
-        unscale.reason = unscale.reason or conflict
+        unscale.reason = unscale.reason or (Conflict(use.node, ()) if is_branch else conflict)
         whole = conflict.node.outputs[0]
         is_sum = conflict.node.op_type in ("Add", "Sub", "Sum") and conflict.node in self.topology.index
         if is_sum and conflict.others and not self._belongs_to_the_optimizer(whole):
             unscale.wholes.add(whole)
-        if value in self.live:
+        if value in self.live and not is_branch:
             unscale.edges.add(use)
+        elif is_branch and unscale.everywhere:
+            raise disagree(use.node)
         else:
             unscale.everywhere = True
             self._enqueue_consumers(value)
-
-    def _use_of_tensor(self, value: ir.Value) -> Use:
-        """Find the tensor in a sequence of gradients, and its reader, since a sequence cannot be divided.
-
-        Raises:
-            UnsupportedModelError: the sequence is made in a body.
-        """
-        above = value
-        while (node := above.producer()) is not None and (rule := rule_of(node)) is not None:
-            operands = rule.operands(len(node.inputs)) if rule.kind is Kind.LINEAR else ()
-            if len(operands) != 1:
-                break
-            use = Use(node, operands[0])
-            above = operand_at(use)
-            if is_tensor(above):
-                return use
-        raise UnsupportedModelError(
-            f"{value.name!r} is a sequence of gradients, which cannot be divided by the loss scale; let its members "
-            "leave the body as tensors"
-        )
 
     def _belongs_to_the_optimizer(self, value: ir.Value) -> bool:
         """Return whether a sum with a gradient is a next state, or reads a moment, and so is no gradient itself."""
@@ -292,53 +313,17 @@ class Solver:
         held = {state: c for state, c in states.items() if state in self.topology.held_states} if states else {}
         return any(NEXT_STATE <= c < 2 or state not in self.topology.forward for state, c in held.items())
 
-    def _source(self, value: ir.Value) -> ir.Value:
-        """Find the end of the backward pass: up from a use of a gradient, past factors such as the learning rate.
-
-        Views of a gradient without other readers belong to it: the last view has its name.
-        """
-        path = [value]
-        while value not in self.live:
-            node = value.producer()
-            rule = None if node is None else rule_of(node)
-            if node is None or rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
-                break
-            uses = [Use(node, i) for i, v in enumerate(node.inputs) if v is not None and self.plan.edge(node, i) == 1]
-            if len(uses) != 1 or uses[0] in self.plan.scaled_edges or not self._is_factor_or_view(*uses[0]):
-                break
-            above = operand_at(uses[0])
-            if above in self.live or self._is_inner(above) or not is_tensor(above):
-                break
-            value = above
-            path.append(value)
-        while len(path) > 1:
-            reader = path[-2].producer()
-            shared = len(path[-1].uses()) > 1 or path[-1].is_graph_output()
-            if reader is None or not has_trait(reader, _VIEWS) or shared:
-                break
-            path.pop()
-        return path[-1]
-
-    def _is_factor_or_view(self, node: ir.Node, index: int) -> bool:
-        """Return whether a node views, measures or multiplies a gradient by a number.
-
-        Where weights are numbers, a sum over the batch is a gradient itself.
-        """
-        if node.op_type in ("Mul", "Div"):
-            return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
-        return has_trait(node, _VIEWS | Trait.SIGN) or (not self._is_of_numbers and is_scalar(node.outputs[0]))
+    def _end_above(self, value: ir.Value) -> ir.Value:
+        return find_end(self.topology, self.plan, self.live, value, self._is_of_numbers)
 
     def _is_inner(self, value: ir.Value) -> bool:
-        """Return whether a value belongs to a subgraph, where no pass inserts a division by the scale."""
-        producer = value.producer()
-        if producer is not None:
-            return producer not in self.topology.index
-        return value not in self.topology.states and not value.is_initializer()
+        """Return whether a value belongs to a body that nothing is known of."""
+        return self.topology.number(value) < 0
 
     def _unscale_entering(self, node: ir.Node, conflict: Conflict) -> None:
         """Unscale all values that enter a subgraph with an inner conflict."""
         found = [v for v in self.topology.operands(node) if self.plan.degree(v) not in (0, ZERO)]
-        edges = [use for v in found for use in uses_at(self.topology.owners, node, v)]
+        edges = [use for v in found for use in self.topology.flat.uses_at(node, v)]
         if all(self.plan.unscale(operand_at(edge)).covers(edge) for edge in edges):
             raise _unsettled(node)
         for edge in edges:
@@ -360,8 +345,8 @@ class Solver:
         for value in self.topology.graph.outputs:
             if self.plan.output(value) not in (0, ZERO):
                 # A scalar is a metric of a gradient, such as its largest element.
-                source = self._source(value) if is_scalar(value) else value
-                use = None if is_tensor(source) else self._use_of_tensor(source)
+                source = self._end_above(value) if is_scalar(value) else value
+                use = None if is_tensor(source) else find_tensor(source)
                 source = source if use is None else operand_at(use)
                 unscale = self.plan.unscale(source)
                 if source in self.live and use is not None:

@@ -24,6 +24,7 @@ from graphscale.analysis.updates import (
     same_type,
     type_of,
 )
+from graphscale.flow.flat_graph import FlatGraph
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.values import (
     contains_contraction,
@@ -31,11 +32,8 @@ from graphscale.graph.values import (
     is_float,
     is_known_zero,
     is_scalar,
-    main_node,
-    main_nodes,
-    operands_of,
 )
-from graphscale.graph.walks import ancestors, check_order
+from graphscale.graph.walks import check_order, reach
 from graphscale.operators import OPERATORS, Trait, nodes_with
 
 __all__ = ["Topology"]
@@ -53,13 +51,14 @@ class Topology:
         held: the initializers with a next value among the outputs, if they are weights or moments at all.
         moving: find further forward passes, at weights that the first gradients have updated.
         others: further losses, each with a backward pass of its own.
+        closed: True to leave the bodies of nodes out.
 
     Attributes:
         losses: the loss, and the others.
-        nodes: the nodes in graph order; `index` has the position of each.
-        owners: for each nested graph, the node of the main graph around it.
-        reads: the values that each node reads, in graph order: its inputs, and the captures of its subgraphs.
-        contractions: the nodes that are contractions, or have one in their subgraphs.
+        flat: the graph with the nodes of its bodies in their place.
+        nodes: the nodes in execution order, those of bodies included; `index` has the position of each.
+        parts: the same, with the results and operands of each, and a node with bodies once for each output.
+        contractions: the nodes that are contractions.
         propagating: the contractions, and gradient operators: nodes that certainly propagate gradients in the backward
             pass.
         forward: the losses, their ancestors, and values equal to one of these.
@@ -83,31 +82,31 @@ class Topology:
         *,
         moving: bool = False,
         others: Iterable[ir.Value] = (),
+        closed: bool = False,
     ) -> None:
         self.graph = graph
         self.loss = loss
         self.losses = (loss, *others)
-        self.nodes = tuple(graph)
-        self.index = {node: i for i, node in enumerate(self.nodes)}
-        self.owners = main_nodes(self.nodes)
-        self.reads = {node: operands_of(node) if self.owners else inputs_of(node) for node in self.nodes}
-        self._numbering = Numbering(graph, self.reads)
+        self.flat = FlatGraph(graph, closed)
+        self.nodes, self.index = self.flat.nodes, self.flat.index
+        self.operands, self.consumers = self.flat.operands, self.flat.consumers
+        self.origin, self.position = self.flat.origin, self.flat.position
+        self.parts = [*self.flat.parts()]
+        self._numbering = Numbering(graph, self.parts, self.flat.origins)
         if not self._numbering.ordered:
-            check_order(graph, operands=self.reads.__getitem__)
+            check_order(graph)
         self._rows = self._numbering.rows
         by_operator: dict[tuple[str, str], list[ir.Node]] = {}
         for node in self.nodes:
             by_operator.setdefault((node.domain, node.op_type), []).append(node)
         of_rules = [(OPERATORS[kind].rule, nodes) for kind, nodes in by_operator.items() if kind in OPERATORS]
-        if self.owners:
-            self.contractions = frozenset(node for node in self.nodes if contains_contraction(node))
-        else:
-            self.contractions = frozenset(node for rule, nodes in of_rules if rule.contraction for node in nodes)
+        self.contractions = frozenset(node for rule, nodes in of_rules if rule.contraction for node in nodes)
+        self.contractions |= {node for node in self.flat.opaque if contains_contraction(node)}
         self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
         self.forward = self.ancestors(self.losses)
         self.states = frozenset(graph.inputs) | self._weights(set(held))
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
-        self._factors = Factors()
+        self.factors = Factors(origins=self.flat.origins)
         later = self._later_weights() if len(self.losses) > 1 else {}
         ends = {value.producer() for value in later}
         if later:
@@ -133,36 +132,22 @@ class Topology:
             self.tail.include([value for value, original in again.items() if original in self.tail])
             self._spread()
         self.target_dependent = self.descendants(self.targets)
+        self._backward = ValueSet(self._numbering, bytearray(count))
         self.backward = self._backward_nodes()
         self.propagated = self.descendants(nodes=self.propagating & self.backward, stop=self.anew)
 
     def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
         """Return the states on which a value depends directly, each with its coefficient; see `find_coefficients`."""
         if value not in self._coefficients:
-            self._coefficients[value] = find_coefficients(value, self.states, self._factors)
+            self._coefficients[value] = find_coefficients(value, self.states, self.factors)
         return self._coefficients[value]
-
-    def operands(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """Return the values that a node reads: its inputs, and the captures of its subgraphs."""
-        operands = self.reads.get(node)
-        return operands_of(node) if operands is None else operands
 
     def is_backward(self, value: ir.Value) -> bool:
         """Return whether a backward node computes the value."""
-        return value.producer() in self.backward
-
-    def position(self, value: ir.Value) -> int:
-        """Return the index of the node of the main graph that computes a value; -1 for all others."""
-        producer = value.producer()
-        return -1 if producer is None else self.index.get(producer, -1)
-
-    def consumers(self, value: ir.Value) -> Collection[ir.Node]:
-        """Return the nodes of the main graph that read a value, also through a subgraph, each once."""
-        owners = self.owners
-        return dict.fromkeys(main_node(owners, node) if owners else node for node, _ in value.uses())
+        return value in self._backward
 
     def number(self, value: ir.Value) -> int:
-        """Return the position of a value among those of the main graph; -1 for one of a subgraph."""
+        """Return the position of a value among all; -1 for one in a body that nothing is known of."""
         return self._numbering.numbers.get(value, -1)
 
     def depth(self, value: ir.Value) -> int:
@@ -176,30 +161,23 @@ class Topology:
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
         """Return some values and their ancestors, up to the nodes where to `stop`.
 
-        The main graph is a row of bytes and is read once from its end: a walk from value to value takes several times
-        as long on a graph of a hundred thousand nodes.
+        The graph is a row of bytes and is read once from its end: a walk from value to value takes several times as
+        long on a graph of a hundred thousand nodes.
         """
-
-        def ends(value: ir.Value) -> bool:
-            node = value.producer()
-            return node in self.index or (node is not None and stop is not None and stop(node))
-
-        # Values of subgraphs first, from one to the next; then the main graph, from its end.
-        above = ancestors(values, stop=ends)
-        marks = self._numbering.marks(above)
-        for node, (first, end, operands) in zip(reversed(self.nodes), reversed(self._rows), strict=True):
+        marks = self._numbering.marks(values)
+        for node, first, end, operands in reversed(self._rows):
             if marks.find(1, first, end) >= 0 and not (stop is not None and stop(node)):
                 for operand in operands:
                     marks[operand] = 1
-        return ValueSet(self._numbering, marks, above.difference(self._numbering.numbers) if self.owners else ())
+        return ValueSet(self._numbering, marks)
 
     def _recomputed(self, moved: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
         """Map values outside of forward to forward values that they equal, apart from moved weights."""
         marks = self.forward.marks
-        is_forward = [marks.find(1, first, end) >= 0 for first, end, _ in self._rows]
-        forward = compress(self.nodes, is_forward)
-        rest = compress(self.nodes, map(operator.not_, is_forward))
-        return find_recomputed_values(forward, rest, self.activation_dependent, moved)
+        is_forward = [marks.find(1, first, end) >= 0 for _, first, end, _ in self._rows]
+        forward = compress(self.parts, is_forward)
+        rest = compress(self.parts, map(operator.not_, is_forward))
+        return find_recomputed_values(forward, rest, self.activation_dependent, moved, self.flat.origins)
 
     def _moved_weights(self) -> dict[ir.Value, ir.Value]:
         """Map values outside of forward that contain a weight, with its shape, to the weight.
@@ -243,7 +221,7 @@ class Topology:
         kept = self.held_states.intersection(forward)
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
-        holding = find_holders(kept, self.nodes, self._factors)
+        holding = find_holders(kept, self.nodes, self.factors)
         for value in (node.outputs[0] for node in self.nodes):
             if type_of(value) in kinds and value in among and value in behind and value in holding:
                 held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)
@@ -258,13 +236,13 @@ class Topology:
         The result excludes values where to `stop`.
         """
         marks = self._numbering.marks(values)
-        for node, (first, end, operands) in zip(self.nodes, self._rows, strict=True) if values or nodes else ():
+        for node, first, end, operands in self._rows if values or nodes else ():
             depends = node in nodes
             for operand in operands:
                 if marks[operand]:
                     depends = True
                     break
-            if depends and (not stop or node.outputs[0] not in stop):
+            if depends and (not stop or self._numbering.values[first] not in stop):
                 marks[first:end] = b"\1" * (end - first)
         return ValueSet(self._numbering, marks)
 
@@ -273,11 +251,12 @@ class Topology:
         sinks = [value for value in others if self.may_be_state(value)] or others
         sinks += (value for node in nodes_with(self.nodes, Trait.EFFECT) for value in node.outputs)
         reached, forward = self.ancestors(sinks).marks, self.forward.marks
-        return {
-            node
-            for node, (first, end, _) in zip(self.nodes, self._rows, strict=True)
-            if reached.find(1, first, end) >= 0 and forward.find(1, first, end) < 0
-        }
+        backward: set[ir.Node] = set()
+        for node, first, end, _ in self._rows:
+            if reached.find(1, first, end) >= 0 and forward.find(1, first, end) < 0:
+                self._backward.marks[first:end] = b"\1" * (end - first)
+                backward.add(node)
+        return backward
 
     def may_store_state(self, gradients: Collection[ir.Value]) -> bool:
         """Return whether initializers may be state: False where all weights are inputs.
@@ -288,8 +267,8 @@ class Topology:
         Args:
             gradients: the gradients of the loss.
         """
-        read = (value for value in self.forward if value.producer() is None and not is_scalar(value))
-        read = (value for value in read if not (self._factors[value] or is_known_zero(value)))
+        read = (value for value in self.forward if self.flat.is_source(value) and not is_scalar(value))
+        read = (value for value in read if not (self.factors[value] or is_known_zero(value)))
         weights = {value for value in read if any(same_type(gradient, value) for gradient in gradients)}
         held = (self.coefficients(output).items() for output in self.graph.outputs)
         updated = {value for each in held for value, c in each if c >= NEXT_STATE and value in weights}
@@ -326,7 +305,11 @@ class Topology:
         behind = self.descendants(nodes=readers)
         # A second loss may be computed at the next weights of the first; a condition is a number, or a flag.
         tensors = (value for value in self.graph.outputs if not is_scalar(value))
-        leading = ancestors(tensors, stop=lambda value: is_scalar(value) or value.dtype is ir.DataType.BOOL)
+
+        def above(value: ir.Value) -> Collection[ir.Value]:
+            return () if is_scalar(value) or value.dtype is ir.DataType.BOOL else self.flat.above(value)
+
+        leading = set(reach(tensors, above))
         return {node for node in self.nodes if node.outputs[0] in behind and leading.isdisjoint(node.outputs)}
 
     @functools.cached_property
@@ -366,7 +349,7 @@ class Topology:
         activations, tails = self.activation_dependent.marks, self.tail_dependent.marks
         numbers = self._numbering.numbers
         same = {numbers[value]: numbers[original] for value, original in self.anew.items()}
-        for first, end, operands in self._rows:
+        for _, first, end, operands in self._rows:
             root = late = depth = is_activation = is_tail = 0
             for operand in operands:
                 other = roots[operand]

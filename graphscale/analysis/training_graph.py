@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from graphscale.analysis.body_checks import explain_losses
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
@@ -21,19 +21,15 @@ from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
 from graphscale.errors import (
     GradientError,
-    GraphscaleError,
     RolesError,
     SeedNotFoundError,
-    UnsupportedModelError,
     UpdateError,
     suggest,
 )
-from graphscale.graph.values import Use, inputs_of, is_float, subgraphs, value_label, values_by_name
+from graphscale.flow.flat_graph import FlatGraph
+from graphscale.graph.values import Use, inputs_of, is_float, operands_of, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
 from graphscale.process.stages import report_stage
-
-if TYPE_CHECKING:
-    from graphscale.analysis.bodies import Unrolled
 
 __all__ = ["TrainingGraph", "analyse"]
 
@@ -50,52 +46,11 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
-    unrolled = None
-    if any(map(subgraphs, graph)):
-        from graphscale.analysis.bodies import unroll_bodies  # few steps have bodies
-
-        unrolled = unroll_bodies(graph)
-    if unrolled is None:
-        return _analyse(graph, hints, asking)
-    result = _look_into_bodies(graph, unrolled, hints)
-    if asking and (table := result.roles.table()).open:
-        raise ask(table)
-    return result
-
-
-def _look_into_bodies(graph: ir.Graph, unrolled: Unrolled, hints: Hints) -> TrainingGraph:
-    """Analyse a graph, and a copy whose bodies run once; return the analysis that protects more contractions."""
-    inside: TrainingGraph | None = None
-    failure: GraphscaleError | None = None
-    refusal: GraphscaleError | None = None  # an error that names a body
-    try:
-        inside = unrolled.restore(_analyse(unrolled.graph, hints, asking=False))
-    except UnsupportedModelError as error:
-        refusal = error
-    except GraphscaleError as error:
-        failure, refusal = error, None if hints.answers.losses else unrolled.explain(error)
-    try:
-        whole = _analyse(graph, hints, asking=False)
-    except GraphscaleError as error:
-        if inside is None:
-            raise (refusal or error) from error
-        return inside
-    if inside is not None:
-        return inside if inside.coverage.covered > whole.coverage.covered else whole
-    reason = refusal or failure
-    if reason is not None and whole.coverage.covered == 0:
-        # Bodies may have contractions to protect.
-        raise reason
-    return whole
-
-
-def _analyse(graph: ir.Graph, hints: Hints, asking: bool) -> TrainingGraph:
-    """Analyse a main graph by itself."""
     named = resolve_pairs(graph, hints.answers)
     with zeros_as_inputs(graph, named):
         result = _analyse_inputs(graph, hints, named, asking)
         with zeros_as_inputs(graph, result.updates) as more:
-            return _analyse(graph, hints, asking) if more else result
+            return analyse(graph, hints, asking=asking) if more else result
 
 
 def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], asking: bool) -> TrainingGraph:
@@ -109,6 +64,8 @@ def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], aski
     losses = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
     others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
     candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
+    if not (candidates or losses) and (refusal := explain_losses(FlatGraph(graph))) is not None:
+        raise refusal
     held = find_held_initializers(graph)
     choice = choose_losses(candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses)
     return _finish(graph, choice, named, set(chosen), answers, asking)
@@ -152,8 +109,8 @@ def _finish(
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,
-        reads=topology.reads,
-        owners=topology.owners,
+        reads={node: operands_of(node) for node in graph},
+        owners=topology.flat.owners,
         loss=topology.loss,
         loss_found=choice.how,
         places=tuple(places),

@@ -125,8 +125,9 @@ def measure_coverage(
     nodes = [
         inner
         for node in topology.nodes
-        if node in topology.backward and (topology.owners or node in topology.propagating) and node not in optimizer
-        for inner in (node, *inner_nodes(node))
+        if node in topology.backward and node not in optimizer
+        if node in topology.propagating or node in topology.flat.opaque
+        for inner in (node, *(inner_nodes(node) if node in topology.flat.opaque else ()))
         if _counts(topology, inner, node in cotangents)
     ]
     missed = [node for node in nodes if all(plan.edge(node, i) == 0 for i in range(len(node.inputs)))]

@@ -12,12 +12,14 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.windows import CUTS, Window, window_above
+from graphscale.flow.flat_graph import find_origins
 from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
@@ -116,6 +118,8 @@ def find_coefficients(
             continue
         node = value.producer()
         if node is None:
+            if value in factors.origins:
+                heapq.heappush(pending, (size, next(order), coefficient, factors.origins[value], None))
             continue
         is_placed, above = window is not None or node.op_type in CUTS, window
         for operand, factor in find_terms(node, value, factors, through):
@@ -140,8 +144,9 @@ def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait)
         return [] if state is None else [(state, 1.0)]
     if node.domain and node.op_type != "BatchNormInternal":
         return []
-    if node.op_type == "If":
-        return [(branch.outputs[value.index() or 0], 1.0) for branch in subgraphs(node)]
+    if node.op_type in ("If", "Loop", "Scan"):
+        position = (value.index() or 0) + (node.op_type == "Loop")  # behind the condition of a Loop
+        return [(body.outputs[position], 1.0) for body in subgraphs(node)]
     rule = rule_of(node)
     if rule is not None and (has_trait(node, through) or node.op_type == "Where"):
         data = (node.inputs[i] for i in rule.operands(len(node.inputs)))
@@ -179,30 +184,36 @@ class Factors(dict[ir.Value, float]):
 
     Args:
         find: returns the factor of a value, 0 for an unknown one; None for its value as a constant.
+        origins: for inputs of bodies, the operands that they are.
     """
 
-    def __init__(self, find: Callable[[ir.Value], float] | None = None) -> None:
+    def __init__(
+        self,
+        find: Callable[[ir.Value], float] | None = None,
+        origins: Mapping[ir.Value, ir.Value] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self._find = _number if find is None else find
+        self.origins = origins
 
     def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = self._find(value)
+        self[value] = number = self._find(self.origins.get(value, value))
         return number
 
 
 def possible_factors(factors: Factors) -> Factors:
     """Return a copy of some factors, with 1 for all unknown ones."""
-    return Factors(lambda value: factors[value] or 1.0)
+    return Factors(lambda value: factors[value] or 1.0, factors.origins)
 
 
 def shares(factors: Factors) -> Factors:
     """Return a copy of some factors, with 1 for unknown numbers, such as a decay that is an input."""
-    return Factors(lambda value: factors[value] or float(is_scalar(value)))
+    return Factors(lambda value: factors[value] or float(is_scalar(value)), factors.origins)
 
 
-def known_factors() -> Factors:
+def known_factors(origins: Mapping[ir.Value, ir.Value] = MappingProxyType({})) -> Factors:
     """Return factors with 0 for sums of constants and unknown numbers, and for filled tensors, which may be states."""
-    return Factors(_known_number)
+    return Factors(_known_number, origins)
 
 
 def average_factors() -> Factors:
@@ -255,7 +266,7 @@ def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
     """
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     held: set[ir.Value] = set()
-    kinds, factors = {type_of(value) for value in values}, Factors()
+    kinds, factors = {type_of(value) for value in values}, Factors(origins=find_origins(graph))
     is_any = any(None in kind for kind in kinds)
     for output in graph.outputs if values else ():
         if is_any or (kind := type_of(output)) in kinds or None in kind:

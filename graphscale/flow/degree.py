@@ -129,6 +129,8 @@ class Conflict:
             reason = UNRULED.get((self.node.domain, self.node.op_type))
             why = "" if reason is None else f": {reason}"
             return f"operator {op_name(self.node)} of node {node_name(self.node)!r} has no degree rule{why}"
+        if not self.operands:
+            return f"the bodies of {op_name(self.node)} node {node_name(self.node)!r} disagree on the scale"
         names = ", ".join(repr(v.name) for i in self.operands if (v := self.node.inputs[i]) is not None)
         return f"{op_name(self.node)} of node {node_name(self.node)!r} is not linear in {names}"
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import onnx_ir as ir
@@ -18,7 +20,7 @@ import onnx_ir as ir
 from graphscale.graph.values import captured_values, operands_of, subgraphs
 from graphscale.graph.walks import carried_by
 
-__all__ = ["Domain", "Flow", "run"]
+__all__ = ["Body", "Domain", "Flow", "bodies_of", "flatten", "run"]
 
 E = TypeVar("E")
 
@@ -130,12 +132,21 @@ class Flow(Generic[E]):
         """Return the elements of a node's outputs; those of the values in its bodies are set."""
         if not (self._functions or subgraphs(node)):
             return self.domain.transfer(node, self.operands(node))
-        if not _bodies(node, self._functions):
+        if not bodies_of(node, self._functions):
             return self._transfer(node)
         layout = self._layouts.get(node)
         if layout is None:
             layout = self._layouts[node] = _Layout(node, self._functions)
         return _BodyRun(self, layout).run()
+
+    def entering(self, node: ir.Node, bodies: Iterable[Body]) -> Iterator[tuple[ir.Value, E]]:
+        """Yield the inputs of a node's bodies with the elements of its operands there, for the first round."""
+        domain = self.domain
+        for index, value, parts in ((*pair, body.parts) for body in bodies for pair in body.entering):
+            given = node.inputs[index]
+            if given is not None:
+                element = domain.pass_border(given, domain.read(node, index, self.of(given)))
+                yield value, domain.pass_round(element) if value in parts else element
 
     def _transfer(self, node: ir.Node) -> Sequence[E]:
         if not subgraphs(node):
@@ -153,7 +164,7 @@ class Flow(Generic[E]):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Body:
+class Body:
     """A body of a node, with the way of values through it.
 
     Attributes:
@@ -162,7 +173,8 @@ class _Body:
         nodes: its nodes.
         entering: `(index of the node's input, body input)`.
         carried: `(body output, body input)` of each value that goes on to the next round.
-        leaving: the values that become the outputs of the node.
+        leaving: the values that become the outputs of the node, after any number of rounds.
+        results: its outputs that are the outputs of the node after the last round.
         conditions: values that decide whether there is a further round.
         parts: the inputs and outputs that hold a part of a value in each round.
     """
@@ -173,6 +185,7 @@ class _Body:
     entering: Sequence[tuple[int, ir.Value]] = ()
     carried: Sequence[tuple[ir.Value, ir.Value]] = ()
     leaving: Sequence[ir.Value] = ()
+    results: Sequence[ir.Value] = ()
     conditions: Sequence[ir.Value] = ()
     parts: Collection[ir.Value] = ()
 
@@ -181,17 +194,20 @@ def _call(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function])
     return functions.get(node.op_identifier()) if functions else None
 
 
-def _bodies(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> Sequence[_Body]:
+def bodies_of(
+    node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function] = MappingProxyType({})
+) -> Sequence[Body]:
     """Return the bodies of a node that the interpreter knows; other operators with subgraphs have none."""
     function = _call(node, functions)
     if function is not None:
         pairs = [(i, value) for i, value in enumerate(function.inputs) if i < len(node.inputs)]
-        return [_Body(function.inputs, function.outputs, function, pairs, leaving=function.outputs)]
+        outputs = function.outputs
+        return [Body(function.inputs, outputs, function, pairs, leaving=outputs, results=outputs)]
     graphs = subgraphs(node)
     if not graphs or node.domain:
         return ()
     if node.op_type == "If":
-        return [_Body((), body.outputs, body, leaving=body.outputs) for body in graphs]
+        return [Body((), body.outputs, body, leaving=body.outputs, results=body.outputs) for body in graphs]
     if node.op_type not in ("Loop", "Scan"):
         return ()
     (body,), (first, count, ahead) = graphs, carried_by(node)
@@ -202,7 +218,30 @@ def _bodies(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function
     leaving = (*body.inputs[first : first + count], *stacked)
     conditions = body.inputs[1:2] if ahead else ()
     parts = {*body.inputs[first + count :], *stacked}
-    return [_Body(body.inputs, body.outputs, body, inputs, states, leaving, conditions, parts)]
+    results = body.outputs[ahead:]
+    return [Body(body.inputs, body.outputs, body, inputs, states, leaving, results, conditions, parts)]
+
+
+def flatten(
+    nodes: Iterable[ir.Node], functions: Mapping[ir.OperatorIdentifier, ir.Function] = MappingProxyType({})
+) -> Iterator[tuple[ir.Node, Sequence[Body], bool]]:
+    """Yield nodes in execution order, `(node, its bodies, whether the bodies end here)`.
+
+    A node with bodies stands before and after the nodes in these.
+    """
+    stack: list[tuple[ir.Node | None, Sequence[Body], Iterator[ir.Node]]] = [(None, (), iter(nodes))]
+    while stack:
+        owner, around, rest = stack[-1]
+        node = next(rest, None)
+        if node is None:
+            stack.pop()
+            if owner is not None:
+                yield owner, around, True
+            continue
+        bodies = bodies_of(node, functions)
+        yield node, bodies, False
+        if bodies:
+            stack.append((node, bodies, itertools.chain.from_iterable(body.nodes for body in bodies)))
 
 
 class _Layout:
@@ -217,40 +256,23 @@ class _Layout:
 
     def __init__(self, node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
         self.node = node
-        self.steps: list[tuple[ir.Node, Sequence[_Body], bool]] = []
+        self.steps: list[tuple[ir.Node, Sequence[Body], bool]] = []
         self.readers: dict[ir.Value, list[int]] = {}
         self.values: list[ir.Value] = []
-        stack: list[tuple[ir.Node, Sequence[_Body], Iterator[ir.Node]]] = []
-        self._open(node, _bodies(node, functions), stack)
-        while stack:
-            owner, bodies, rest = stack[-1]
-            inner = next(rest, None)
-            if inner is None:
-                self._close(owner, bodies)
-                stack.pop()
-            elif below := _bodies(inner, functions):
-                self._open(inner, below, stack)
+        for step, bodies, ends in flatten([node], functions):
+            inputs = (v for v in step.inputs if v is not None)
+            if not bodies:
+                self._add(step, bodies, ends, operands_of(step))
+            elif ends:
+                read = [value for body in bodies for value in (*body.outputs, *body.inputs)]
+                self._add(step, bodies, ends, (*read, *inputs))
             else:
-                self._add(inner, (), False, operands_of(inner))
-                self.values += inner.outputs
+                self._add(step, bodies, ends, inputs)
+                self.values += [value for body in bodies for value in body.inputs]
+            if (ends or not bodies) and step is not node:
+                self.values += step.outputs
 
-    def _open(
-        self,
-        node: ir.Node,
-        bodies: Sequence[_Body],
-        stack: list[tuple[ir.Node, Sequence[_Body], Iterator[ir.Node]]],
-    ) -> None:
-        self._add(node, bodies, False, (v for v in node.inputs if v is not None))
-        self.values += [value for body in bodies for value in body.inputs]
-        stack.append((node, bodies, (inner for body in bodies for inner in body.nodes)))
-
-    def _close(self, node: ir.Node, bodies: Sequence[_Body]) -> None:
-        read = [value for body in bodies for value in (*body.outputs, *body.inputs)]
-        self._add(node, bodies, True, (*read, *(v for v in node.inputs if v is not None)))
-        if node is not self.node:
-            self.values += node.outputs
-
-    def _add(self, node: ir.Node, bodies: Sequence[_Body], ends: bool, read: Iterable[ir.Value]) -> None:
+    def _add(self, node: ir.Node, bodies: Sequence[Body], ends: bool, read: Iterable[ir.Value]) -> None:
         for value in dict.fromkeys(read):
             self.readers.setdefault(value, []).append(len(self.steps))
         self.steps.append((node, bodies, ends))
@@ -287,15 +309,11 @@ class _BodyRun(Generic[E]):
                 self._change(value, self._domain.write(value, element))
         return results
 
-    def _enter(self, node: ir.Node, bodies: Sequence[_Body]) -> None:
-        for index, value, parts in ((*pair, body.parts) for body in bodies for pair in body.entering):
-            given = node.inputs[index]
-            if given is not None:
-                element = self._domain.read(node, index, self._flow.of(given))
-                element = self._domain.pass_border(given, element)
-                self._rise(node, value, self._domain.pass_round(element) if value in parts else element)
+    def _enter(self, node: ir.Node, bodies: Sequence[Body]) -> None:
+        for value, element in self._flow.entering(node, bodies):
+            self._rise(node, value, element)
 
-    def _leave(self, node: ir.Node, bodies: Sequence[_Body]) -> list[E]:
+    def _leave(self, node: ir.Node, bodies: Sequence[Body]) -> list[E]:
         for after, value in (pair for body in bodies for pair in body.carried):
             self._rise(node, value, self._flow.of(after))
         domain, of = self._domain, self._flow.of

@@ -62,9 +62,11 @@ class TermDomain(Domain[Term]):
         if has_trait(node, Trait.COMMUTATIVE):
             known.sort(key=hash)
         key = (node.domain, node.op_type, _attributes(node), tuple(known))
-        if self.is_closed:
-            return [self._terms.get((key, index)) for index in range(len(node.outputs))]
-        return [self._number((key, index)) for index in range(len(node.outputs))]
+        return [self.result((key, index)) for index in range(len(node.outputs))]
+
+    def result(self, key: Hashable) -> Term:
+        """Return the term of a computation; None for a new one if the table is closed."""
+        return self._terms.get(key) if self.is_closed else self._number(key)
 
     def opaque(self, node: ir.Node, operands: Sequence[Term]) -> Sequence[Term]:
         return [None if self.is_closed else self._number(value) for value in node.outputs]

@@ -1,4 +1,4 @@
-"""The values of a main graph as numbers in graph order, and sets of them as one byte for each.
+"""The values of a main graph as numbers in execution order, and sets of them as one byte for each.
 
 A walk through all nodes of a large graph is bound by memory: a set of a hundred thousand objects is read at random,
 with each object for its hash; a row of bytes is read from one end to the other.
@@ -7,16 +7,19 @@ with each object for its hash; a row of bytes is read from one end to the other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
 from graphscale.graph.values import is_source
 
-__all__ = ["Numbering", "Row", "ValueSet"]
+__all__ = ["Numbering", "Part", "Row", "ValueSet"]
 
-# The numbers of a node: that of its first result, that after its last result, and those of its operands.
-Row = tuple[int, int, tuple[int, ...]]
+# A node, some of its results, and their operands.
+Part = tuple[ir.Node, Sequence[ir.Value], tuple[ir.Value, ...]]
+
+# The node of a part, and numbers: that of its first result, that after its last result, and those of its operands.
+Row = tuple[ir.Node, int, int, tuple[int, ...]]
 
 
 class Numbering:
@@ -24,23 +27,24 @@ class Numbering:
 
     Args:
         graph: the main graph.
-        reads: the operands of each of its nodes, in graph order.
+        parts: nodes with some of their results, and the operands of these, in execution order.
+        same: values that are others, with the numbers of these.
 
     Attributes:
         values: the values, each at its number.
         numbers: the number of each value.
-        rows: the nodes, in graph order.
+        rows: the parts by numbers.
         ordered: True if each value is an input, an initializer, or computed before all its readers; else the numbers
             are useless.
     """
 
-    def __init__(self, graph: ir.Graph, reads: Mapping[ir.Node, Iterable[ir.Value]]) -> None:
+    def __init__(self, graph: ir.Graph, parts: Iterable[Part], same: Mapping[ir.Value, ir.Value] | None = None) -> None:
         self.values = list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
         self.numbers = numbers = {value: number for number, value in enumerate(self.values)}
         self.rows: list[Row] = []
         self.ordered = all(value.producer() is not None or is_source(value) for value in graph.outputs)
         end = len(numbers)
-        for node, values in reads.items():
+        for node, results, values in parts:
             try:
                 operands = tuple([numbers[value] for value in values])
             except KeyError:
@@ -53,11 +57,12 @@ class Numbering:
                 end = len(numbers)
                 operands = tuple([numbers[value] for value in values])
             first = end
-            for value in node.outputs:
+            for value in results:
                 numbers[value] = end
                 end += 1
-            self.values += node.outputs
-            self.rows.append((first, end, operands))
+            self.values += results
+            self.rows.append((node, first, end, operands))
+        numbers.update((value, numbers[origin]) for value, origin in (same or {}).items() if origin in numbers)
 
     def marks(self, values: Iterable[ir.Value] = ()) -> bytearray:
         """Return a byte for each value: 1 for these, else 0; values of subgraphs have none."""
@@ -75,14 +80,12 @@ class ValueSet(Set[ir.Value]):
     Args:
         numbering: the numbering of the main graph.
         marks: a byte for each of its values: 1 for those in the set, else 0. Changes of the bytes change the set.
-        inner: the values of subgraphs in the set.
     """
 
-    def __init__(self, numbering: Numbering, marks: bytearray, inner: Iterable[ir.Value] = ()) -> None:
+    def __init__(self, numbering: Numbering, marks: bytearray) -> None:
         self._values = numbering.values
         self._numbers = numbering.numbers
         self.marks = marks
-        self._inner = frozenset(inner)
 
     def include(self, values: Iterable[ir.Value]) -> None:
         """Add values of the main graph."""
@@ -96,14 +99,13 @@ class ValueSet(Set[ir.Value]):
 
     def __contains__(self, value: object) -> bool:
         number = self._numbers.get(value)  # type: ignore[call-overload]
-        return value in self._inner if number is None else bool(self.marks[number])
+        return number is not None and bool(self.marks[number])
 
     def __iter__(self) -> Iterator[ir.Value]:
-        yield from itertools.compress(self._values, self.marks)
-        yield from self._inner
+        return itertools.compress(self._values, self.marks)
 
     def __len__(self) -> int:
-        return self.marks.count(1) + len(self._inner)
+        return self.marks.count(1)
 
     @classmethod
     def _from_iterable(cls, values: Iterable[ir.Value]) -> set[ir.Value]:  # type: ignore[override]

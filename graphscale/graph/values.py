@@ -39,7 +39,6 @@ __all__ = [
     "reads_shape",
     "rename",
     "subgraphs",
-    "uses_at",
     "uses_of",
     "value_label",
     "values_by_name",
@@ -234,13 +233,6 @@ def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
 def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:
     """Return the node of the main graph around a node, or the node itself; see `main_nodes`."""
     return owners.get(node.graph, node) if isinstance(node.graph, ir.Graph) else node
-
-
-def uses_at(owners: Mapping[ir.Graph, ir.Node], node: ir.Node, value: ir.Value) -> list[Use]:
-    """Return the places where a node of the main graph, or one in its bodies, reads a value; see `main_nodes`."""
-    if not subgraphs(node):  # the value may have many other readers
-        return [Use(node, i) for i, read in enumerate(node.inputs) if read is value]
-    return [use for use in uses_of(value) if main_node(owners, use.node) is node]
 
 
 def constant_number(value: ir.Value | None, *, initial: bool = False) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -122,21 +122,26 @@ def descendants(
     return found
 
 
-def source_of(value: ir.Value, operand: Callable[[ir.Node], ir.Value | None]) -> ir.Value:
+def source_of(
+    value: ir.Value, operand: Callable[[ir.Node], ir.Value | None], across: Mapping[ir.Value, ir.Value] | None = None
+) -> ir.Value:
     """Return the value at the top of a chain of nodes.
 
     Args:
         value: the value at its bottom.
         operand: the next operand of the chain at a node; None for a node outside the chain.
+        across: the values on the other side of the border of a body.
     """
+    across = across or {}
+    value = across.get(value, value)
     while (node := value.producer()) is not None and (above := operand(node)) is not None:
-        value = above
+        value = across.get(above, above)
     return value
 
 
-def source_by_trait(value: ir.Value, traits: Trait) -> ir.Value:
+def source_by_trait(value: ir.Value, traits: Trait, across: Mapping[ir.Value, ir.Value] | None = None) -> ir.Value:
     """Return the value at the top of a chain of first operands of operators with one of some traits."""
-    return source_of(value, lambda node: node.inputs[0] if has_trait(node, traits) and node.inputs else None)
+    return source_of(value, lambda node: node.inputs[0] if has_trait(node, traits) and node.inputs else None, across)
 
 
 def is_contradiction(flag: ir.Value | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 
@@ -293,6 +294,16 @@ class TestBranches:
     def test_an_optimizer_outside(self) -> None:
         model = branches(GRADIENT, "out = Identity(zeros)", nodes("w_next = w - dw * tenth"), NEXT)
         right(model, feeds=feeds_for(model, flag=True))
+
+    @pytest.mark.parametrize("flag", [True, False])
+    def test_a_backward_pass_without_contractions_in_the_other(self, flag: bool) -> None:
+        """No demand reaches its constants, and both must scale."""
+        sums = f"{WHOLE} r_THEN = ReduceSum(xt_THEN, one) c_THEN = ReduceSum(dy_THEN, none) out = Mul(r_THEN, c_THEN)"
+        model = branches(GRADIENT, sums)
+        model.graph.initializer.extend(
+            onnx.numpy_helper.from_array(np.array([axis]), name) for name, axis in (("one", 1), ("none", 0))
+        )
+        right(model, feeds=feeds_for(model, flag=flag))
 
     def test_a_branch_of_numbers(self) -> None:
         """Decay in place of a gradient: no factor comes out of that."""

@@ -69,7 +69,7 @@ def _reads_batch(step: Interface, operand: ir.Value, value: ir.Value) -> bool:
         apart = [each for each in inputs_of(node) if each not in behind]
         if len(apart) == len(inputs_of(node)):
             continue
-        sources = [each for each in topology.ancestors(apart) if each.producer() is None]
+        sources = [each for each in topology.ancestors(apart) if topology.flat.is_source(each)]
         weights = [each for each in sources if _is_weight(step, each)]
         batches = [each for each in sources if each.is_graph_input() and each not in weights and not is_scalar(each)]
         if batches and (weights or node.op_type == "Concat"):

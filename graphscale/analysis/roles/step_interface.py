@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -60,7 +60,7 @@ class Interface:
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology, self.plan, self.graph = topology, plan, topology.graph
-        self.factors = Factors()
+        self.factors = self.topology.factors
         self._shares = shares(self.factors)
         self.inputs: dict[ir.Value, Assigned] = {}
         self.outputs: dict[ir.Value, Assigned] = {}
@@ -68,7 +68,7 @@ class Interface:
         self.doubtful: set[ir.Value] = set()
         self._sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
         self.held = functools.cache(functools.partial(self._find_held, self.factors))
-        self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors()))
+        self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors(self.factors.origins)))
         possible = possible_factors(self.factors)
         self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
         self._by_type: dict[Type, list[ir.Value]] = {}
@@ -144,14 +144,11 @@ class Interface:
 
     def sources_of(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers that a value depends on."""
-
-        def above(each: ir.Value) -> Sequence[ir.Value]:
-            return () if (node := each.producer()) is None else self.topology.operands(node)
-
-        near = [*itertools.islice(reach([value], above), _NEAR + 1)]
+        flat = self.topology.flat
+        near = [*itertools.islice(reach([value], flat.above), _NEAR + 1)]
         if len(near) > _NEAR or not producers_of(near) <= self.topology.index.keys():
-            return [each for each in self.topology.ancestors([value]) if each.producer() is None]
-        return sorted((each for each in near if each.producer() is None), key=self.topology.number)
+            return [each for each in self.topology.ancestors([value]) if flat.is_source(each)]
+        return sorted(filter(flat.is_source, near), key=self.topology.number)
 
     def views(self, value: ir.Value) -> list[ir.Value]:
         """Return a value and its sources through views, upwards."""
@@ -288,9 +285,8 @@ class Dependence:
         self._plain = bits.copy()
         singles = sum(bit for value, bit in bits.items() if is_scalar(value) and not value.shape)
         numbers: set[ir.Value] = set()  # of unknown shape, but computed from one-element values alone
-        for node in topology.nodes if bits else ():
-            reads = topology.reads[node]
-            untyped = [value for value in node.outputs if value.shape is None]
+        for node, results, reads in topology.parts if bits else ():
+            untyped = [value for value in results if value.shape is None]
             if untyped and all(is_scalar(value) or value in numbers for value in reads):
                 numbers.update(untyped)
             anywhere = plain = 0
@@ -302,7 +298,7 @@ class Dependence:
                 continue
             if node in topology.contractions:
                 plain = 0
-            for value in node.outputs:
+            for value in results:
                 kept = ~0 if is_scalar(value) or value in numbers else ~singles
                 self._all[value] = anywhere & kept
                 self._plain[value] = plain & kept
