@@ -10,7 +10,7 @@ from graphscale.flow.degree import ZERO, Conflict
 from graphscale.flow.flat_graph import FlatGraph
 from graphscale.graph.values import is_float, is_scalar, node_name, op_name, value_label
 
-__all__ = ["check_bodies", "disagree", "explain_losses"]
+__all__ = ["check_bodies", "refuse_losses"]
 
 _REMEDY = "let the gradients leave the body, and export their readers behind it, one step per run"
 
@@ -48,11 +48,6 @@ def _owner(flat: FlatGraph, value: ir.Value) -> ir.Node | None:
     return flat.owners.get(value.graph) if isinstance(value.graph, ir.Graph) else None
 
 
-def disagree(node: ir.Node) -> UnsupportedModelError:
-    """Return the refusal of an If whose branches disagree on the scale."""
-    return _refuse(node, f"{_describe(node, Conflict(node, ()))}; {_REMEDY}")
-
-
 def _refuse(node: ir.Node, what: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"the body of {op_name(node)} node {node_name(node)!r} {what}")
 
@@ -66,15 +61,16 @@ def _describe(node: ir.Node, conflict: Conflict) -> str:
     return "carries a scaled gradient in a value that does not begin with zeros"
 
 
-def explain_losses(flat: FlatGraph) -> LossError | None:
-    """Return the refusal of a graph whose body gives a loss for each round; None for any other graph."""
+def refuse_losses(flat: FlatGraph) -> None:
+    """Refuse a graph whose body gives a loss for each round.
+
+    Raises:
+        LossError: the graph has such an output.
+    """
     for value in flat.graph.outputs:
         node, result = value.producer(), flat.across.get(value)
-        if node is None or result is None or value.shape is None or not is_float(result) or not is_scalar(result):
-            continue
-        if not is_scalar(value):
-            return LossError(
+        if node is not None and result is not None and is_float(result) and is_scalar(result) and not is_scalar(value):
+            raise LossError(
                 f"no output is one number that could be the loss; {value_label(value)} has one for each round of "
                 f"the body of {op_name(node)} node {node_name(node)!r}: export their mean beside it, and {_REMEDY}"
             )
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 import onnx_ir as ir
 
@@ -114,31 +114,24 @@ def solve_losses(
         SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UnsupportedModelError: the scale
             fits no backward pass of these losses.
     """
+    make = functools.partial(Topology, graph, losses[0], held, others=losses[1:])
     try:
-        return _solve_moving(graph, losses, held, seed, chosen)
+        return _solve_moving(make, seed, chosen)
     except GraphscaleError:
         with contextlib.suppress(GraphscaleError):
             if any(map(subgraphs, graph)):
-                solution = _solve_moving(graph, losses, held, seed, chosen, closed=True)
+                solution = _solve_moving(functools.partial(make, closed=True), seed, chosen)
                 if solution.coverage.covered:
                     return solution
         raise
 
 
-def _solve_moving(
-    graph: ir.Graph,
-    losses: Sequence[ir.Value],
-    held: Collection[ir.Value],
-    seed: Use | None,
-    chosen: Sequence[ir.Value],
-    closed: bool = False,
-) -> Solution:
+def _solve_moving(make: Callable[..., Topology], seed: Use | None, chosen: Sequence[ir.Value]) -> Solution:
     """Solve a graph; after a refusal, again with forward passes at weights that gradients moved."""
-    first, *others = losses
     try:
-        return _solve(Topology(graph, first, held, others=others, closed=closed), seed, chosen)
+        return _solve(make(), seed, chosen)
     except NonlinearGradientError:
-        topology = Topology(graph, first, held, moving=True, others=others, closed=closed)
+        topology = make(moving=True)
         if not topology.anew:
             raise
         solution = _solve(topology, seed, chosen)

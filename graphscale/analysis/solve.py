@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence, Set
 
 import onnx_ir as ir
 
-from graphscale.analysis.body_checks import check_bodies, disagree
 from graphscale.analysis.edits import Place, Plan, find_end, find_tensor
 from graphscale.analysis.other_contractions import find_predictions
 from graphscale.analysis.places import find_cotangents, find_places
@@ -100,6 +99,8 @@ class Solver:
         self._unscale_outputs()
         self._prune()
         if self.topology.flat.entries:
+            from graphscale.analysis.body_checks import check_bodies  # few steps have bodies
+
             check_bodies(self.topology.flat, self.plan)
         return self.plan
 
@@ -189,7 +190,7 @@ class Solver:
         flat = self.topology.flat
         for node in (flat.main_node(node) for node, _ in value.uses()):
             self._push(flat.entries[node] if node in flat.entries else flat.index[node])
-        for output in flat.exits(value):
+        for output in flat.exits.get(value, ()):
             self._enqueue_maker(output)
 
     def _demand(self, node: ir.Node) -> bool:
@@ -301,8 +302,6 @@ class Solver:
             unscale.wholes.add(whole)
         if value in self.live and not is_branch:
             unscale.edges.add(use)
-        elif is_branch and unscale.everywhere:
-            raise disagree(use.node)
         else:
             unscale.everywhere = True
             self._enqueue_consumers(value)

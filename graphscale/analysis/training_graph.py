@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.body_checks import explain_losses
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
@@ -27,7 +26,7 @@ from graphscale.errors import (
     suggest,
 )
 from graphscale.flow.flat_graph import FlatGraph
-from graphscale.graph.values import Use, inputs_of, is_float, operands_of, value_label, values_by_name
+from graphscale.graph.values import Use, inputs_of, is_float, operands_of, subgraphs, value_label, values_by_name
 from graphscale.operators import Trait, nodes_with
 from graphscale.process.stages import report_stage
 
@@ -64,8 +63,10 @@ def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], aski
     losses = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
     others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
     candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
-    if not (candidates or losses) and (refusal := explain_losses(FlatGraph(graph))) is not None:
-        raise refusal
+    if not (candidates or losses) and any(map(subgraphs, graph)):
+        from graphscale.analysis.body_checks import refuse_losses  # few steps have bodies
+
+        refuse_losses(FlatGraph(graph))
     held = find_held_initializers(graph)
     choice = choose_losses(candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses)
     return _finish(graph, choice, named, set(chosen), answers, asking)

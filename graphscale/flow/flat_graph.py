@@ -6,6 +6,7 @@ output of that node is an output of the body; that of an If is one of two. Nothi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
@@ -43,6 +44,7 @@ class FlatGraph:
         index: the position of each node in `steps`.
         entries: the position of each node with bodies, before these.
         results: for each node with bodies, the outputs of these, body by body.
+        exits: for outputs of bodies, the outputs of the nodes around them.
         opaque: the nodes with bodies that nothing is known of.
         origins: for inputs of bodies, the operand of the node around them, that of the outermost node.
         across: the same, and for outputs of Loop and Scan the output of the body.
@@ -58,31 +60,30 @@ class FlatGraph:
         self.across: dict[ir.Value, ir.Value] = {}
         self.results: dict[ir.Node, list[ir.Value]] = {}
         self._inputs: dict[ir.Value, list[ir.Value]] = {}  # the inputs of bodies that a value is
-        self._exits: dict[ir.Value, list[ir.Value]] = {}  # the outputs of nodes that an output of a body is
+        self.exits: dict[ir.Value, list[ir.Value]] = {}
         self.index: dict[ir.Node, int] = {}
         self.entries: dict[ir.Node, int] = {}
         for position, (node, bodies, ends) in enumerate(self.steps):
             if bodies and not ends:
                 self.entries[node] = position
-                self._enter(node, bodies)
-            else:
-                self.index[node] = position
+                for value in (value for body in bodies for value in body.inputs if value in self.origins):
+                    origin = self.origins[value]
+                    self.across[value] = self.across.get(origin, origin)
+                    self._inputs.setdefault(origin, []).append(value)
+                continue
+            self.index[node] = position
+            if bodies:
                 self._leave(node, bodies)
         self.nodes = tuple(self.index)
         self.opaque = {n for n in self.nodes if n not in self.entries and subgraphs(n)} if self.owners else set()
         self._opaque = main_nodes(self.opaque)
 
-    def _enter(self, node: ir.Node, bodies: Sequence[Body]) -> None:
-        for value in (value for body in bodies for value in body.inputs if value in self.origins):
-            origin = self.origins[value]
-            self.across[value] = self.across.get(origin, origin)
-            self._inputs.setdefault(origin, []).append(value)
-
     def _leave(self, node: ir.Node, bodies: Sequence[Body]) -> None:
-        if bodies:
-            self.results[node] = [result for body in bodies for result in body.results[: len(node.outputs)]]
-        for output, result in ((o, r) for body in bodies for o, r in zip(node.outputs, body.results, strict=False)):
-            self._exits.setdefault(result, []).append(output)
+        ahead = int(node.op_type == "Loop")  # the condition of a Loop
+        results = [body.outputs[ahead : ahead + len(node.outputs)] for body in bodies]
+        self.results[node] = [*itertools.chain(*results)]
+        for output, result in ((o, r) for each in results for o, r in zip(node.outputs, each, strict=False)):
+            self.exits.setdefault(result, []).append(output)
             if len(bodies) == 1:
                 self.across[output] = self.across.get(result, result)
 
@@ -95,16 +96,10 @@ class FlatGraph:
         """Return whether a value is an input or an initializer; inputs of bodies without an operand depend on none."""
         return value.producer() is None and (value.graph is self.graph or not value.is_graph_input())
 
-    def exits(self, value: ir.Value) -> Sequence[ir.Value]:
-        """Return the outputs of nodes with bodies that a value is, as an output of a body."""
-        return self._exits.get(value, ())
-
     def uses_at(self, node: ir.Node, value: ir.Value) -> list[Use]:
         """Return the places where a node, or one in its unknown bodies, reads a value."""
-        if node in self.opaque:
-            return [use for use in uses_of(value) if self.main_node(use.node) is node]
-        if node in self.entries:
-            return []
+        if node in self.opaque or node in self.entries:
+            return [use for use in uses_of(value) if node in self.opaque and self.main_node(use.node) is node]
         return [Use(node, i) for i, read in enumerate(node.inputs) if read is not None and self.origin(read) is value]
 
     def origin(self, value: ir.Value) -> ir.Value:
@@ -163,7 +158,7 @@ class FlatGraph:
         sides = self.sides(value)
         readers = (self.main_node(node) for each in sides for node, _ in each.uses())
         found = dict.fromkeys(node for node in readers if node not in self.entries or node.op_type == "If")
-        leaving = (output.producer() for each in sides for output in self.exits(each))
+        leaving = (output.producer() for each in sides for output in self.exits.get(each, ()))
         found.update((node, None) for node in leaving if node is not None)
         return found
 

@@ -173,8 +173,7 @@ class Body:
         nodes: its nodes.
         entering: `(index of the node's input, body input)`.
         carried: `(body output, body input)` of each value that goes on to the next round.
-        leaving: the values that become the outputs of the node, after any number of rounds.
-        results: its outputs that are the outputs of the node after the last round.
+        leaving: the values that become the outputs of the node.
         conditions: values that decide whether there is a further round.
         parts: the inputs and outputs that hold a part of a value in each round.
     """
@@ -185,7 +184,6 @@ class Body:
     entering: Sequence[tuple[int, ir.Value]] = ()
     carried: Sequence[tuple[ir.Value, ir.Value]] = ()
     leaving: Sequence[ir.Value] = ()
-    results: Sequence[ir.Value] = ()
     conditions: Sequence[ir.Value] = ()
     parts: Collection[ir.Value] = ()
 
@@ -201,13 +199,12 @@ def bodies_of(
     function = _call(node, functions)
     if function is not None:
         pairs = [(i, value) for i, value in enumerate(function.inputs) if i < len(node.inputs)]
-        outputs = function.outputs
-        return [Body(function.inputs, outputs, function, pairs, leaving=outputs, results=outputs)]
+        return [Body(function.inputs, function.outputs, function, pairs, leaving=function.outputs)]
     graphs = subgraphs(node)
     if not graphs or node.domain:
         return ()
     if node.op_type == "If":
-        return [Body((), body.outputs, body, leaving=body.outputs, results=body.outputs) for body in graphs]
+        return [Body((), body.outputs, body, leaving=body.outputs) for body in graphs]
     if node.op_type not in ("Loop", "Scan"):
         return ()
     (body,), (first, count, ahead) = graphs, carried_by(node)
@@ -218,8 +215,7 @@ def bodies_of(
     leaving = (*body.inputs[first : first + count], *stacked)
     conditions = body.inputs[1:2] if ahead else ()
     parts = {*body.inputs[first + count :], *stacked}
-    results = body.outputs[ahead:]
-    return [Body(body.inputs, body.outputs, body, inputs, states, leaving, results, conditions, parts)]
+    return [Body(body.inputs, body.outputs, body, inputs, states, leaving, conditions, parts)]
 
 
 def flatten(
