@@ -108,12 +108,10 @@ def find_places(
     sides = topology.flat.sides(value)
     uses = (reader for each in sides for reader in uses_of(each))
     readers = (reader for reader in uses if reader.node in topology.backward and _keeps_degree(reader))
-    leaving = (
-        output for each in sides for output in topology.flat.exits.get(each, ()) if output in topology.flat.across
-    )
+    exits = (output for each in sides for output in topology.flat.exits.get(each, ()))
     return (
         *(Place(value if reader is None else operand_at(reader), reader) for reader in dict.fromkeys((use, *readers))),
-        *(Place(output) for output in leaving if topology.is_backward(output)),
+        *(Place(output) for output in exits if output in topology.flat.across and topology.is_backward(output)),
     )
 
 
