@@ -14,6 +14,7 @@ import onnx_ir as ir
 from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds, survivors
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
+from graphscale.flow.support import reach
 from graphscale.graph.values import constant_number, inputs_of, is_tensor, reads_shape, subgraphs
 from graphscale.graph.walks import is_contradiction, source_by_trait
 from graphscale.operators import KINDS, Fate, Trait, has_trait, nodes_with
@@ -29,12 +30,9 @@ def find_flag(
     The `sources` are the values that gradients are computed from, the `numbers` the next values of the loss scale's
     state.
     """
-    flags: set[ir.Value] = set()
-    for node in view.nodes:
-        operands = view.operands(node)
-        tests = _is_test(node) and any(operand in sources for operand in operands)
-        if tests or (not flags.isdisjoint(operands) and _is_logic(node, flags)):
-            flags.update(node.outputs)
+    tests = (node for node in view.nodes if _is_test(node) and any(v in sources for v in view.operands(node)))
+    data = {value for node in view.nodes for value in node.outputs} - view.logic
+    flags = reach(view.nodes, (value for node in tests for value in node.outputs), data)
     root_of = functools.cache(lambda condition: _root(view, flags, condition))
     roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))
     for root, _ in Counter(root for root in roots if root is not None).most_common(1):
@@ -84,15 +82,6 @@ def _is_test(node: ir.Node) -> bool:
     return has_trait(node, Trait.FINITENESS_TEST) or is_comparison(node)
 
 
-def _is_logic(node: ir.Node, flags: Collection[ir.Value]) -> bool:
-    """Return whether a node computes only with flags: logic, counts, selections between constants."""
-    if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
-        return True
-    if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
-        return all(operand in flags or constant_number(operand) is not None for operand in inputs_of(node))
-    return False
-
-
 class Check:
     """The finite check of a graph, and its coverage: from its result up to the values that it tests.
 
@@ -113,7 +102,6 @@ class Check:
         self.sees: dict[ir.Value, Fate] = {}
         self.lost: dict[ir.Value, dict[Fate, ir.Node]] = {}
         self.dependent = frozenset(view.descendants([value]))
-        self._numbers = self._made_of_flags()
         self.fails_as = self._polarity()
         # The values of a flag, or a number made of flags, that mean failure; None if unknown.
         self._meanings: dict[ir.Value, set[bool | None]] = {value: {self.fails_as}}
@@ -143,18 +131,9 @@ class Check:
         """Return whether a value is tested for NaN and infinity."""
         return self.sees.get(value) == KINDS
 
-    def _made_of_flags(self) -> set[ir.Value]:
-        """Return the numbers computed from flags alone, such as the count of true ones."""
-        found: set[ir.Value] = set()
-        for node in self.view.nodes:
-            others = [v for v in inputs_of(node) if v not in self.view.flags and v not in found]
-            if len(others) < len(inputs_of(node)) and all(constant_number(v) is not None for v in others):
-                found.update(value for value in node.outputs if value not in self.view.flags)
-        return found
-
     def _flags_of(self, node: ir.Node) -> list[ir.Value]:
         """Return the operands of a node that are flags, or numbers computed from flags."""
-        return [v for v in inputs_of(node) if v in self.view.flags or v in self._numbers]
+        return [v for v in inputs_of(node) if v in self.view.logic]
 
     def _polarity(self) -> bool:
         """Return the value of the result that means failure, by the tests."""
@@ -175,7 +154,7 @@ class Check:
         return False
 
     def _counts(self, node: ir.Node) -> bool:
-        return any(value in self._numbers for value in node.inputs)
+        return any(value in self.view.counts for value in node.inputs)
 
     def _is_negation(self, node: ir.Node) -> bool:
         """Return whether a node is a negation, or a comparison of a count that is true for the count 0."""
@@ -183,7 +162,7 @@ class Check:
             return node.op_type == "Not"
         if node.op_type == "Equal":
             return next((n for v in node.inputs if (n := constant_number(v)) is not None), None) == 0
-        return node.op_type.startswith("Less") == (node.inputs[0] in self._numbers)
+        return node.op_type.startswith("Less") == (node.inputs[0] in self.view.counts)
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
         flags = self._flags_of(node)

@@ -63,6 +63,16 @@ class View:
         """The bool values."""
         return frozenset(value for value, dtype in self.dtypes.items() if dtype is ir.DataType.BOOL)
 
+    @functools.cached_property
+    def counts(self) -> set[ir.Value]:
+        """The numbers computed from flags and constants alone."""
+        return self.numbers(frozenset()).counts - self.flags
+
+    @functools.cached_property
+    def logic(self) -> frozenset[ir.Value]:
+        """The flags, and the numbers computed from flags alone."""
+        return self.flags | self.counts
+
     def _find_numbers(self, numbers: frozenset[ir.Value]) -> Numbers:
         return Numbers(self.graph, numbers, self.flags.__contains__)
 
