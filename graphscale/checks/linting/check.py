@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import permutations
+from typing import TypeAlias
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds, survivors
+from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
 from graphscale.flow.support import reach
 from graphscale.graph.values import constant_number, inputs_of, is_tensor, reads_shape, subgraphs
 from graphscale.graph.walks import is_contradiction, source_by_trait
-from graphscale.operators import KINDS, Fate, Trait, has_trait, nodes_with
+from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait, nodes_with
 
-__all__ = ["Check", "find_flag"]
+__all__ = ["Check", "Loss", "find_flag"]
+
+# A node that loses a number, and the kind that the number has become there.
+Loss: TypeAlias = tuple[ir.Node, Fate]
 
 
 def find_flag(
@@ -90,7 +93,8 @@ class Check:
         sources: the values that gradients are computed from.
         fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
         sees: for values, the kinds of numbers that the check notices.
-        lost: for values with a partial check, `{kind: the node that loses it}`.
+        shown: for values, the kinds of numbers that reach a tested value, which another use may bend.
+        lost: for values with a partial check, `{kind: (the node that loses it, the kind that it has become there)}`.
         needed: the values with other uses than the check: the gradients, and the values above them.
         dependent: the result, and the values that depend on it.
     """
@@ -100,7 +104,9 @@ class Check:
         self.value = value
         self.sources = sources
         self.sees: dict[ir.Value, Fate] = {}
-        self.lost: dict[ir.Value, dict[Fate, ir.Node]] = {}
+        self.shown: dict[ir.Value, Fate] = {}
+        self.lost: dict[ir.Value, dict[Fate, Loss]] = {}
+        self.effects = functools.cache(functools.partial(effects_on, view))
         self.dependent = frozenset(view.descendants([value]))
         self.fails_as = self._polarity()
         # The values of a flag, or a number made of flags, that mean failure; None if unknown.
@@ -109,23 +115,31 @@ class Check:
         ends = [each for each in view.graph.outputs if each is not value]
         ends += [each for node in nodes_with(view.nodes, Trait.ACCUMULATOR) for each in inputs_of(node)]
         self.needed = view.ancestors(ends, stop=lambda each: each is value)
-        end = self.value.producer()
+        end = value.producer()
         for node in reversed(view.nodes[: 0 if end is None else view.nodes.index(end) + 1]):
             meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
             if meanings:
                 self._through_flags(node, meanings)
-                continue
-            kinds = _union(self.sees.get(value, Fate.NONE) for value in node.outputs)
-            lost = {k: n for output in node.outputs for k, n in self.lost.get(output, {}).items()}
-            is_passed = (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources))
-            operands = view.operands(node) if is_passed and not reads_shape(node) else ()
-            for operand in (each for each in dict.fromkeys(operands) if each in sources):
-                effects = effects_on(view, node, operand)
+            elif not reads_shape(node):
+                self._through_numbers(node)
+
+    def _through_numbers(self, node: ir.Node) -> None:
+        is_seen = self.needed.isdisjoint(node.outputs) or _is_exact(node, self.sources)
+        kinds, lost, shown = Fate.NONE, dict[Fate, Loss](), Fate.NONE
+        for value in node.outputs:
+            # A flag shows nothing by itself: it selects.
+            shown |= Fate.NONE if value in self.view.flags else self.shown.get(value, Fate.NONE)
+            kinds |= self.sees.get(value, Fate.NONE) if is_seen else Fate.NONE
+            lost |= self.lost.get(value, {}) if is_seen else {}
+        operands = dict.fromkeys(self.view.operands(node)) if kinds or lost or shown else ()
+        for operand in (each for each in operands if each in self.sources):
+            effects = self.effects(node, operand)
+            self.shown[operand] = self.shown.get(operand, Fate.NONE) | shown_kinds(effects, shown, False)
+            if kinds or lost:
                 # The members of a sequence are tested one by one.
                 passed = shown_kinds(effects, kinds, is_tensor(operand))
-                losing = {kind: [n for k, n in lost.items() if k in effects.through(kind)] for kind in KINDS & ~passed}
-                other = node if kinds else next(iter(lost.values()))
-                self._see(operand, passed, {kind: nodes[0] if nodes else other for kind, nodes in losing.items()})
+                other = node if kinds else next(iter(lost.values()))[0]
+                self._see(operand, passed, {k: _cause(k, effects, lost) or (other, k) for k in KINDS & ~passed})
 
     def covers(self, value: ir.Value) -> bool:
         """Return whether a value is tested for NaN and infinity."""
@@ -169,7 +183,7 @@ class Check:
         if has_trait(node, Trait.FINITENESS_TEST):
             kinds = kinds_of_test(node)
             for value in inputs_of(node):
-                self._see(value, kinds, dict.fromkeys(KINDS & ~kinds, node))
+                self._see(value, kinds, _lose(node, KINDS & ~kinds))
         elif is_comparison(node) and not self._counts(node) and not any(v in self.view.flags for v in flags):
             self._compare(node, meanings)
         elif node.op_type in ("And", "Or") and self._hides(node, meanings):
@@ -181,12 +195,12 @@ class Check:
                 self._meanings.setdefault(value, set()).update(passed)
         data = node.inputs[0] if has_trait(node, Trait.CAST) and not flags else None
         if data is not None and data in self.sources:
-            self._see(data, Fate.NONE, dict.fromkeys(KINDS, node))  # a flag of nonzero numbers, such as NaN
+            self._see(data, Fate.NONE, _lose(node, KINDS))  # a flag of nonzero numbers, such as NaN
         for body in subgraphs(node):
             # The branches of an If count as a test of their captures.
             for value in (v for inner in body for v in inputs_of(inner) if v.graph is not body and v in self.sources):
-                seen = survivors(self.view, node, value, KINDS)
-                self._see(value, seen, dict.fromkeys(KINDS & ~seen, node))
+                seen = shown_kinds(self.effects(node, value), KINDS)
+                self._see(value, seen, _lose(node, KINDS & ~seen))
 
     def _hides(self, node: ir.Node, meanings: set[bool | None]) -> bool:
         """Return whether a failure never shows (`finite or true`), or only if both operands fail (`one or other`)."""
@@ -219,16 +233,22 @@ class Check:
                 if node.op_type.startswith("Greater") != (value is first):
                     above, below = below, above
                 kinds |= (Fate.PLUS if above else Fate.NONE) | (Fate.MINUS if below else Fate.NONE)
-            self._see(value, kinds, dict.fromkeys(KINDS & ~kinds, node))
+            self._see(value, kinds, _lose(node, KINDS & ~kinds))
 
-    def _see(self, value: ir.Value, kinds: Fate, lost: Mapping[Fate, ir.Node]) -> None:
+    def _see(self, value: ir.Value, kinds: Fate, lost: Mapping[Fate, Loss]) -> None:
         seen = self.sees.get(value, Fate.NONE) | kinds
         self.sees[value] = seen
+        self.shown[value] = self.shown.get(value, Fate.NONE) | kinds
         self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
 
 
-def _union(kinds: Iterable[Fate]) -> Fate:
-    return functools.reduce(operator.or_, kinds, Fate.NONE)
+def _lose(node: ir.Node, kinds: Fate) -> dict[Fate, Loss]:
+    return {kind: (node, kind) for kind in kinds}
+
+
+def _cause(kind: Fate, effects: Survival, lost: Mapping[Fate, Loss]) -> Loss | None:
+    """Return the loss of what a kind of number becomes in a node: the kind itself first, as a sum keeps infinity."""
+    return next((lost[k] for k in (kind, *KINDS) if k in lost and k in effects.through(kind)), None)
 
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:

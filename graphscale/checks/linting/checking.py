@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.noticing import INFINITY, is_empty, is_hiding, survivors
+from graphscale.checks.linting.noticing import INFINITY, is_empty, is_hiding, shown_kinds
 from graphscale.checks.linting.state_search import Carry
 from graphscale.flow.outcome import Outcomes
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
@@ -80,15 +80,16 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
 
 def _missing(check: Check, value: ir.Value) -> list[tuple[str, ir.Node | None]]:
     lost = check.lost.get(value, {})
-    hiding = next((node for node in lost.values() if is_hiding(node)), None)
+    hiding = next((node for node, _ in lost.values() if is_hiding(node)), None)
     if hiding is not None:
         return [("GS306", hiding)]
-    part = next((node for node in lost.values() if has_trait(node, Trait.PART) or is_empty(node)), None)
+    part = next((node for node, _ in lost.values() if has_trait(node, Trait.PART) or is_empty(node)), None)
     if part is not None or not lost:
         return [("GS301", part)]
-    codes = {"GS302": Fate.NAN, "GS303": INFINITY}
-    losing = {code: [lost[kind] for kind in kinds if kind in lost] for code, kinds in codes.items()}
-    return [(code, nodes[0]) for code, nodes in losing.items() if nodes]
+    # Infinity that becomes NaN is no second loss where NaN is lost as well.
+    nan, infinite = lost.get(Fate.NAN), [lost[kind] for kind in INFINITY if kind in lost]
+    infinite = [each for each in infinite if nan is None or each[1] is not Fate.NAN]
+    return [(code, each[0]) for code, each in (("GS302", nan), ("GS303", next(iter(infinite), None))) if each]
 
 
 def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Check) -> Finding:
@@ -173,7 +174,8 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
     """Find the nodes that lose NaN or infinity of a gradient before a check of their results."""
     if context.check is None or context.flow is None or context.window_check is not None:
         return
-    seen = _shown(context, context.check)
+    check = context.check
+    seen = check.shown
     excused: dict[ir.Value, Fate] = {}
     for node in context.view.nodes:
         if reads_shape(node) or context.check.needed.isdisjoint(node.outputs):
@@ -187,7 +189,7 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
                 known |= excused.get(value, Fate.NONE)
             above |= known
             result = functools.reduce(operator.or_, (seen.get(output, Fate.NONE) for output in node.outputs))
-            lost = result & ~survivors(context.view, node, value, result, of_all=False) & ~known
+            lost = result & ~shown_kinds(check.effects(node, value), result, False) & ~known
             # The scale's own values are no gradients, and neither is a sum over a whole tensor.
             is_own = context.is_bookkeeping(value) or value in context.roots
             if lost and is_float(value) and not is_own and not is_scalar(value):
@@ -211,18 +213,3 @@ def _adds_none(context: LintContext, value: ir.Value) -> bool:
     rule = rule_of(node)
     is_norm = rule is not None and rule.bends
     return flow.degree(value) != 1 or is_norm or has_trait(node, Trait.EXACT)
-
-
-def _shown(context: LintContext, check: Check) -> dict[ir.Value, Fate]:
-    """Return the kinds of numbers that reach a tested value from another value."""
-    shown: dict[ir.Value, Fate] = {}
-    for node in reversed(context.view.nodes):
-        for value in node.outputs:
-            shown[value] = shown.get(value, Fate.NONE) | check.sees.get(value, Fate.NONE)
-        # A flag shows nothing by itself: it selects.
-        results = (shown[value] for value in node.outputs if value not in context.view.flags)
-        kinds = functools.reduce(operator.or_, results, Fate.NONE)
-        for value in () if reads_shape(node) or not kinds else inputs_of(node):
-            passed = survivors(context.view, node, value, kinds, of_all=False)
-            shown[value] = shown.get(value, Fate.NONE) | passed
-    return shown
