@@ -90,32 +90,39 @@ def _is_test(node: ir.Node) -> bool:
 class Coverage:
     """The kinds of numbers that show in a tested value, for each value, and the losses of the others.
 
+    Args:
+        effects: returns the effects of the numbers in an operand of a node on its results.
+        of_all: True for all elements of a value; False for those that are passed on to a tested value.
+
     Attributes:
         kinds: the kinds that show.
         lost: the other kinds, each with the node that loses it, or the NaN that it may have become.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, effects: Callable[[ir.Node, ir.Value], Survival], *, of_all: bool) -> None:
         self.kinds: dict[ir.Value, Fate] = {}
         self.lost: dict[ir.Value, dict[Fate, Loss]] = {}
+        self._effects = effects
+        self._of_all = of_all
 
     def see(self, value: ir.Value, kinds: Fate, lost: Mapping[Fate, Loss]) -> None:
         """Add the kinds that show by one reader of a value, and those that it loses."""
         self.kinds[value] = seen = self.kinds.get(value, Fate.NONE) | kinds
         self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
 
-    def pass_up(self, node: ir.Node, operands: Collection[ir.Value], effects: Callable[[ir.Node, ir.Value], Survival], *, of_all: bool) -> None:
-        """Pass the kinds that show in the results of a node on to operands; `of_all`: of all their elements."""
+    def pass_up(self, node: ir.Node, operands: Collection[ir.Value]) -> None:
+        """Pass the kinds that show in the results of a node on to operands."""
         kinds = _union(self.kinds.get(value, Fate.NONE) for value in node.outputs)
         lost = {kind: loss for value in node.outputs for kind, loss in self.lost.get(value, {}).items()}
         # Where nothing shows, a node below has lost it all.
-        losing = next(iter(lost.values())).node if of_all and lost and not kinds else node
+        losing = next(iter(lost.values())).node if self._of_all and lost and not kinds else node
         for value in operands if kinds or lost else ():
-            effect = effects(node, value)
+            effects = self._effects(node, value)
             # The members of a sequence are tested one by one.
-            passed = shown_kinds(effect, kinds, of_all and is_tensor(value))
-            own = {kind: Loss(losing, value, kind) for kind in (KINDS if of_all else kinds | _union(lost)) & ~passed}
-            above = {kind: loss for kind in KINDS & ~passed if (loss := _cause(kind, effect, lost)) is not None}
+            passed = shown_kinds(effects, kinds, self._of_all and is_tensor(value))
+            blamed = KINDS if self._of_all else kinds | _union(lost)
+            own = {kind: Loss(losing, value, kind) for kind in blamed & ~passed}
+            above = {kind: loss for kind in KINDS & ~passed if (loss := _cause(kind, effects, lost)) is not None}
             self.see(value, passed, own | above)
 
 
@@ -145,8 +152,8 @@ class Check:
         self.view = view
         self.value = value
         self.sources = sources
-        self.tested, self.shown = Coverage(), Coverage()
         self._effects = functools.cache(functools.partial(effects_on, view))
+        self.tested, self.shown = (Coverage(self._effects, of_all=of_all) for of_all in (True, False))
         self.dependent = frozenset(view.descendants([value]))
         self.fails_as = self._polarity()
         # The values of a flag, or a number made of flags, that mean failure; None if unknown.
@@ -163,10 +170,10 @@ class Check:
             elif not reads_shape(node):
                 operands = [each for each in dict.fromkeys(view.operands(node)) if each in sources]
                 if self.needed.isdisjoint(node.outputs) or _is_exact(node, sources):
-                    self.tested.pass_up(node, operands, self._effects, of_all=True)
+                    self.tested.pass_up(node, operands)
                 # A flag shows nothing by itself: it selects.
                 if view.flags.isdisjoint(node.outputs):
-                    self.shown.pass_up(node, operands, self._effects, of_all=False)
+                    self.shown.pass_up(node, operands)
 
     def covers(self, value: ir.Value) -> bool:
         """Return whether a value is tested for NaN and infinity."""
