@@ -15,7 +15,6 @@ import onnx_ir as ir
 from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
-from graphscale.flow.support import reach as descend
 from graphscale.flow.survival import Loss
 from graphscale.graph.values import constant_number, inputs_of, is_tensor, reads_shape, subgraphs
 from graphscale.graph.walks import is_contradiction, reach, source_by_trait
@@ -37,7 +36,7 @@ def find_flag(
     """
     tests = (node for node in view.nodes if _is_test(node) and any(v in sources for v in view.operands(node)))
     data = {value for node in view.nodes for value in node.outputs} - view.logic
-    flags = descend(view.nodes, (value for node in tests for value in node.outputs), data)
+    flags = view.descendants((value for node in tests for value in node.outputs), data)
     root_of = functools.cache(lambda condition: _root(view, flags, condition))
     roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))
     for root, _ in Counter(root for root in roots if root is not None).most_common(1):
