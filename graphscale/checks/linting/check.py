@@ -35,7 +35,8 @@ def find_flag(
     state.
     """
     tests = (node for node in view.nodes if _is_test(node) and any(v in sources for v in view.operands(node)))
-    data = {value for node in view.nodes for value in node.outputs} - view.logic
+    # A flag that a body chooses is not the test itself.
+    data = {v for node in view.nodes for v in node.outputs if subgraphs(node) or v not in view.logic}
     flags = view.descendants((value for node in tests for value in node.outputs), data)
     root_of = functools.cache(lambda condition: _root(view, flags, condition))
     roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))
