@@ -22,7 +22,7 @@ from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Effect, Numbers, ScaleDomain, is_single_flag
+from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Numbers, ScaleDomain, ScaleEffect, is_single_flag
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,
@@ -260,9 +260,9 @@ class _SupposedScale:
         self._graph = graph
         self.numbers = degrees.numbers
         self._powers = powers
-        effects = {value: Effect(power, TOUCHED | KEPT) for value, power in powers.items()}
+        effects = {value: ScaleEffect(power, TOUCHED | KEPT) for value, power in powers.items()}
         domain = ScaleDomain(degrees, effects, self.numbers)
-        self._flow = Flow[Effect](domain, effects)
+        self._flow = Flow[ScaleEffect](domain, effects)
         self._flow.visit_all(graph)
         marks = {value: effect.marks for value, effect in self._flow.elements.items()}
         self.touched, self._bent, self._kept, self._freed = (

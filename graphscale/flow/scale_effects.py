@@ -14,7 +14,7 @@ from graphscale.flow.support import SupportDomain
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, own_dtype, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
 
-__all__ = ["BENT", "FREED", "KEPT", "TOUCHED", "Effect", "Numbers", "ScaleDomain", "is_single_flag"]
+__all__ = ["BENT", "FREED", "KEPT", "TOUCHED", "Numbers", "ScaleDomain", "ScaleEffect", "is_single_flag"]
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Numbers:
 TOUCHED, BENT, KEPT, FREED = 1, 2, 4, 8
 
 
-class Effect(NamedTuple):
+class ScaleEffect(NamedTuple):
     """The effect of a scale on a value.
 
     Attributes:
@@ -93,7 +93,7 @@ class Effect(NamedTuple):
         return degree_of(self.power)
 
 
-class ScaleDomain(Domain[Effect]):
+class ScaleDomain(Domain[ScaleEffect]):
     """The degrees of a supposed scale, and the places where it comes out of gradients.
 
     Args:
@@ -106,12 +106,12 @@ class ScaleDomain(Domain[Effect]):
         unscaled: the gradients that an exact inverse of the scale multiplies, with their nodes.
     """
 
-    default = Effect()
+    default = ScaleEffect()
 
     def __init__(
         self,
         degrees: DegreeDomain,
-        known: Mapping[ir.Value, Effect],
+        known: Mapping[ir.Value, ScaleEffect],
         numbers: Container[ir.Value],
         *,
         goes_on: bool = False,
@@ -122,14 +122,14 @@ class ScaleDomain(Domain[Effect]):
         self._numbers = numbers
         self._goes_on = goes_on
 
-    def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+    def transfer(self, node: ir.Node, operands: Sequence[ScaleEffect]) -> Sequence[ScaleEffect]:
         marks, before = _union(operands), [effect.power for effect in operands]
         has_power = any(before) or ZERO in before
         rule = rule_of(node)
         if not (marks or has_power) or not node.outputs or (rule is not None and rule.kind is Kind.SHAPE):
             return [self.default] * len(node.outputs)
         if not has_power or (marks & BENT and not self._goes_on):
-            return [Effect(0, _pass(value, marks)) for value in node.outputs]
+            return [ScaleEffect(0, _pass(value, marks)) for value in node.outputs]
         powers = self.degrees.transfer(node, before)
         if any(isinstance(power, Mixed) for power in powers):
             marks |= BENT
@@ -138,9 +138,9 @@ class ScaleDomain(Domain[Effect]):
         self.unscaled.pop(node.outputs[0], None)
         if powers[0] == 0 and rule is not None and rule.kind in (Kind.PRODUCT, Kind.QUOTIENT):
             marks = self._cancel(node, rule, operands, marks)
-        return [Effect(power, _pass(value, marks)) for value, power in zip(node.outputs, powers, strict=True)]
+        return [ScaleEffect(power, _pass(value, marks)) for value, power in zip(node.outputs, powers, strict=True)]
 
-    def _cancel(self, node: ir.Node, rule: Rule, operands: Sequence[Effect], marks: int) -> int:
+    def _cancel(self, node: ir.Node, rule: Rule, operands: Sequence[ScaleEffect], marks: int) -> int:
         """Return the marks of a product of degree 0, where numbers, or a gradient and a number, cancel exactly."""
         pairs = [(i, v) for i, v in enumerate(node.inputs) if v is not None and operands[i].degree]
         gradients = [i for i, value in pairs if value not in self._numbers]
@@ -153,26 +153,26 @@ class ScaleDomain(Domain[Effect]):
             marks |= FREED
         return marks if marks & BENT else marks & ~KEPT | _union([e for e in operands if not e.degree]) & KEPT
 
-    def opaque(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+    def opaque(self, node: ir.Node, operands: Sequence[ScaleEffect]) -> Sequence[ScaleEffect]:
         powers = self.degrees.opaque(node, [effect.power for effect in operands])
         marks = _union(operands)
-        return [Effect(power, marks and marks | BENT) for power in powers]
+        return [ScaleEffect(power, marks and marks | BENT) for power in powers]
 
-    def join(self, node: ir.Node, elements: Sequence[Effect]) -> Effect:
+    def join(self, node: ir.Node, elements: Sequence[ScaleEffect]) -> ScaleEffect:
         power = self.degrees.join(node, [effect.power for effect in elements])
-        return Effect(power, _union(elements) | (BENT if isinstance(power, Mixed) else 0))
+        return ScaleEffect(power, _union(elements) | (BENT if isinstance(power, Mixed) else 0))
 
-    def pass_border(self, value: ir.Value, element: Effect) -> Effect:
-        return Effect(self.degrees.pass_border(value, element.power), element.marks)
+    def pass_border(self, value: ir.Value, element: ScaleEffect) -> ScaleEffect:
+        return ScaleEffect(self.degrees.pass_border(value, element.power), element.marks)
 
-    def control(self, element: Effect, condition: Effect) -> Effect:
-        return Effect(element.power, element.marks | condition.marks & ~FREED)
+    def control(self, element: ScaleEffect, condition: ScaleEffect) -> ScaleEffect:
+        return ScaleEffect(element.power, element.marks | condition.marks & ~FREED)
 
-    def write(self, value: ir.Value, element: Effect) -> Effect:
+    def write(self, value: ir.Value, element: ScaleEffect) -> ScaleEffect:
         return self._known.get(value, element)
 
 
-def _union(effects: Sequence[Effect]) -> int:
+def _union(effects: Sequence[ScaleEffect]) -> int:
     marks = 0
     for _, each in effects:
         marks |= each

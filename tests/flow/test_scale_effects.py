@@ -8,7 +8,7 @@ import pytest
 
 from graphscale.flow.degree import DegreeDomain, Mixed, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Effect, Numbers, ScaleDomain, is_single_flag
+from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Numbers, ScaleDomain, ScaleEffect, is_single_flag
 from tests.build import parse
 
 pytestmark = pytest.mark.static
@@ -32,13 +32,13 @@ def numbers_of(graph: ir.Graph, *names: str) -> Numbers:
     return Numbers(graph, {value for value in graph.inputs if value.name in names}, is_single_flag)
 
 
-def effects(nodes: str, *, goes_on: bool = False) -> tuple[dict[str, Effect], set[str | None]]:
+def effects(nodes: str, *, goes_on: bool = False) -> tuple[dict[str, ScaleEffect], set[str | None]]:
     """Return the effect of the scale on each value, and the names of the unscaled gradients."""
     graph, values = graph_of(nodes)
-    known = {values["scale"]: Effect(1, SCALED)}
+    known = {values["scale"]: ScaleEffect(1, SCALED)}
     numbers = numbers_of(graph, "scale", "rate")
     domain = ScaleDomain(DegreeDomain(is_small_zero), known, numbers, goes_on=goes_on)
-    flow = Flow[Effect](domain, known)
+    flow = Flow[ScaleEffect](domain, known)
     flow.visit_all(graph)
     return {name: flow.of(value) for name, value in values.items()}, {value.name for value in domain.unscaled}
 
@@ -50,15 +50,15 @@ def test_the_scale_comes_out_through_its_exact_inverse_alone() -> None:
         limit = Mul(most, scale) clipped = Div(a, limit) d = Div(scale, a)
     """)
     assert unscaled == {"b", "c", "r", "clipped"}
-    free = Effect(0, TOUCHED | FREED)
+    free = ScaleEffect(0, TOUCHED | FREED)
     assert [found[name] for name in ("b", "c", "r", "clipped")] == [free] * 4
-    assert [found[name] for name in ("normed", "sign", "d")] == [Effect(0, SCALED)] * 3
-    assert found["small"] == Effect(-1, SCALED) and found["limit"].power == 1
+    assert [found[name] for name in ("normed", "sign", "d")] == [ScaleEffect(0, SCALED)] * 3
+    assert found["small"] == ScaleEffect(-1, SCALED) and found["limit"].power == 1
 
 
 def test_numbers_cancel_without_a_gradient() -> None:
     found, unscaled = effects("one = Div(scale, scale) half = Mul(rate, scale) again = Div(half, scale)")
-    assert [found[name] for name in ("one", "again")] == [Effect(0, TOUCHED)] * 2 and not unscaled
+    assert [found[name] for name in ("one", "again")] == [ScaleEffect(0, TOUCHED)] * 2 and not unscaled
 
 
 def test_a_single_flag_carries_no_gradient_and_a_mask_does() -> None:
@@ -66,8 +66,8 @@ def test_a_single_flag_carries_no_gradient_and_a_mask_does() -> None:
         a = Mul(g, scale) sum = ReduceSum<keepdims = 0>(a) bad = IsNaN(sum) moved = Where(bad, w, g)
         bads = IsNaN(a) kept = Where(bads, w, g)
     """)
-    assert (found["bad"], found["moved"]) == (Effect(0, TOUCHED), Effect(0, TOUCHED))
-    assert (found["bads"], found["kept"]) == (Effect(0, SCALED), Effect(0, SCALED))
+    assert (found["bad"], found["moved"]) == (ScaleEffect(0, TOUCHED), ScaleEffect(0, TOUCHED))
+    assert (found["bads"], found["kept"]) == (ScaleEffect(0, SCALED), ScaleEffect(0, SCALED))
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -85,14 +85,14 @@ def branches(then: str, other: str) -> str:
 
 def test_a_scale_that_enters_in_one_branch_has_no_power_behind() -> None:
     found, _ = effects(branches("p = Mul(g, scale)", "q = Identity(g)") + "b = Div(r, scale)")
-    assert found["p"] == Effect(1, SCALED)
+    assert found["p"] == ScaleEffect(1, SCALED)
     assert isinstance(found["r"].power, Mixed) and found["b"].marks & BENT
 
 
 def test_a_scale_that_enters_in_both_branches_or_beside_zeros() -> None:
     for other in ("q = Mul(w, scale)", "q = Identity(zeros)"):
         found, unscaled = effects(branches("p = Mul(g, scale)", other) + "b = Div(r, scale)")
-        assert (found["r"], found["b"]) == (Effect(1, SCALED), Effect(0, TOUCHED | FREED))
+        assert (found["r"], found["b"]) == (ScaleEffect(1, SCALED), ScaleEffect(0, TOUCHED | FREED))
         assert unscaled == {"b"}
 
 
@@ -100,7 +100,7 @@ def test_a_gradient_unscaled_in_one_branch_is_kept_by_the_other() -> None:
     """The other branch gives the weight, or the gradient with the scale."""
     before = "a = Mul(g, scale)"
     found, _ = effects(before + branches("p = Div(a, scale)", "q = Identity(w)"))
-    assert found["r"] == Effect(0, TOUCHED | FREED)
+    assert found["r"] == ScaleEffect(0, TOUCHED | FREED)
     found, _ = effects(before + branches("p = Div(a, scale)", "q = Identity(a)"))
     assert found["r"].marks == TOUCHED | FREED | KEPT | BENT
 
@@ -121,9 +121,9 @@ def test_a_scale_that_enters_in_the_rounds_of_a_loop() -> None:
     body = "p = Mul(g, scale) after = Add(before, p)"
     found, unscaled = effects(rounds(body, "zeros") + "b = Div(last, scale)")
     assert (found["after"], found["last"], found["b"]) == (
-        Effect(1, SCALED),
-        Effect(1, SCALED),
-        Effect(0, TOUCHED | FREED),
+        ScaleEffect(1, SCALED),
+        ScaleEffect(1, SCALED),
+        ScaleEffect(0, TOUCHED | FREED),
     )
     assert unscaled == {"b"}
     found, _ = effects(rounds(body, "w") + "b = Div(last, scale)")
@@ -138,7 +138,7 @@ def test_powers_that_grow_from_round_to_round_end() -> None:
 def test_a_step_in_each_round_unscales_its_gradient() -> None:
     body = "d = Mul(before, g) p = Mul(d, scale) q = Div(p, scale) after = Sub(before, q)"
     found, unscaled = effects(rounds(body, "w"))
-    assert unscaled == {"q"} and found["last"] == Effect(0, TOUCHED | FREED)
+    assert unscaled == {"q"} and found["last"] == ScaleEffect(0, TOUCHED | FREED)
 
 
 def test_numbers_through_bodies() -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import permutations
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds, survivors
+from graphscale.checks.linting.noticing import effects_on, kinds_of_test, shown_kinds
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
+from graphscale.flow.survival import Loss
 from graphscale.graph.values import constant_number, inputs_of, is_tensor, reads_shape, subgraphs
-from graphscale.graph.walks import is_contradiction, source_by_trait
-from graphscale.operators import KINDS, Fate, Trait, has_trait, nodes_with
+from graphscale.graph.walks import is_contradiction, reach, source_by_trait
+from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait, nodes_with
 
-__all__ = ["Check", "find_flag"]
+__all__ = ["Check", "Coverage", "find_flag"]
+
+_TRUE_FOR_FINITE = {"IsAllFinite", "IsFinite", "Less", "LessOrEqual"}
+_FALSE_FOR_FINITE = {"IsNaN", "IsInf", "Greater", "GreaterOrEqual"}
 
 
 def find_flag(
@@ -29,12 +34,10 @@ def find_flag(
     The `sources` are the values that gradients are computed from, the `numbers` the next values of the loss scale's
     state.
     """
-    flags: set[ir.Value] = set()
-    for node in view.nodes:
-        operands = view.operands(node)
-        tests = _is_test(node) and any(operand in sources for operand in operands)
-        if tests or (not flags.isdisjoint(operands) and _is_logic(node, flags)):
-            flags.update(node.outputs)
+    tests = (node for node in view.nodes if _is_test(node) and any(v in sources for v in view.operands(node)))
+    # A flag that a body chooses is not the test itself.
+    data = {v for node in view.nodes for v in node.outputs if subgraphs(node) or v not in view.logic}
+    flags = view.descendants((value for node in tests for value in node.outputs), data)
     root_of = functools.cache(lambda condition: _root(view, flags, condition))
     roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))
     for root, _ in Counter(root for root in roots if root is not None).most_common(1):
@@ -84,13 +87,52 @@ def _is_test(node: ir.Node) -> bool:
     return has_trait(node, Trait.FINITENESS_TEST) or is_comparison(node)
 
 
-def _is_logic(node: ir.Node, flags: Collection[ir.Value]) -> bool:
-    """Return whether a node computes only with flags: logic, counts, selections between constants."""
-    if node.op_type in ("Not", "And", "Or", "Xor") or has_trait(node, Trait.VIEW) or is_comparison(node):
-        return True
-    if has_trait(node, Trait.REDUCTION) or node.op_type in ("Add", "Sum", "Mul", "Max", "Min", "Concat", "Where"):
-        return all(operand in flags or constant_number(operand) is not None for operand in inputs_of(node))
-    return False
+class Coverage:
+    """The kinds of numbers that show in a tested value, for each value, and the losses of the others.
+
+    Args:
+        effects: returns the effects of the numbers in an operand of a node on its results.
+        of_all: True for all elements of a value; False for those that are passed on to a tested value.
+
+    Attributes:
+        kinds: the kinds that show.
+        lost: the other kinds, each with the node that loses it, or the NaN that it may have become.
+    """
+
+    def __init__(self, effects: Callable[[ir.Node, ir.Value], Survival], *, of_all: bool) -> None:
+        self.kinds: dict[ir.Value, Fate] = {}
+        self.lost: dict[ir.Value, dict[Fate, Loss]] = {}
+        self._effects = effects
+        self._of_all = of_all
+
+    def see(self, value: ir.Value, kinds: Fate, lost: Mapping[Fate, Loss]) -> None:
+        """Add the kinds that show by one reader of a value, and those that it loses."""
+        self.kinds[value] = seen = self.kinds.get(value, Fate.NONE) | kinds
+        self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
+
+    def pass_up(self, node: ir.Node, operands: Collection[ir.Value]) -> None:
+        """Pass the kinds that show in the results of a node on to operands."""
+        kinds = _union(self.kinds.get(value, Fate.NONE) for value in node.outputs)
+        lost = {kind: loss for value in node.outputs for kind, loss in self.lost.get(value, {}).items()}
+        # Where nothing shows, a node below has lost it all.
+        losing = next(iter(lost.values())).node if self._of_all and lost and not kinds else node
+        for value in operands if kinds or lost else ():
+            effects = self._effects(node, value)
+            # The members of a sequence are tested one by one.
+            passed = shown_kinds(effects, kinds, self._of_all and is_tensor(value))
+            blamed = KINDS if self._of_all else kinds | _union(lost)
+            own = {kind: Loss(losing, value, kind) for kind in blamed & ~passed}
+            above = {kind: loss for kind in KINDS & ~passed if (loss := _cause(kind, effects, lost)) is not None}
+            self.see(value, passed, own | above)
+
+
+def _cause(kind: Fate, effects: Survival, lost: Mapping[Fate, Loss]) -> Loss | None:
+    """Return the loss of what a kind of number becomes in a node: the kind itself first, as a sum keeps infinity."""
+    fate = effects.through(kind)
+    loss = next((lost[each] for each in (kind, *KINDS) if each in lost and each in fate), None)
+    # Infinity that may meet NaN is lost with it; infinity times zero is lost itself.
+    is_certain = loss is not None and fate & KINDS == loss.kinds
+    return dataclasses.replace(loss, kinds=kind) if loss is not None and is_certain else loss
 
 
 class Check:
@@ -100,8 +142,8 @@ class Check:
         value: the result.
         sources: the values that gradients are computed from.
         fails_as: the value of the result if a gradient is not finite: False for `all_finite`, True for `overflow`.
-        sees: for values, the kinds of numbers that the check notices.
-        lost: for values with a partial check, `{kind: the node that loses it}`.
+        tested: the coverage by all elements, where no other use of a value bends a number before it is tested.
+        shown: the coverage of the elements that are passed on, by any path.
         needed: the values with other uses than the check: the gradients, and the values above them.
         dependent: the result, and the values that depend on it.
     """
@@ -110,10 +152,9 @@ class Check:
         self.view = view
         self.value = value
         self.sources = sources
-        self.sees: dict[ir.Value, Fate] = {}
-        self.lost: dict[ir.Value, dict[Fate, ir.Node]] = {}
+        self._effects = functools.cache(functools.partial(effects_on, view))
+        self.tested, self.shown = (Coverage(self._effects, of_all=of_all) for of_all in (True, False))
         self.dependent = frozenset(view.descendants([value]))
-        self._numbers = self._made_of_flags()
         self.fails_as = self._polarity()
         # The values of a flag, or a number made of flags, that mean failure; None if unknown.
         self._meanings: dict[ir.Value, set[bool | None]] = {value: {self.fails_as}}
@@ -121,61 +162,42 @@ class Check:
         ends = [each for each in view.graph.outputs if each is not value]
         ends += [each for node in nodes_with(view.nodes, Trait.ACCUMULATOR) for each in inputs_of(node)]
         self.needed = view.ancestors(ends, stop=lambda each: each is value)
-        end = self.value.producer()
+        end = value.producer()
         for node in reversed(view.nodes[: 0 if end is None else view.nodes.index(end) + 1]):
             meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
             if meanings:
                 self._through_flags(node, meanings)
-                continue
-            kinds = _union(self.sees.get(value, Fate.NONE) for value in node.outputs)
-            lost = {k: n for output in node.outputs for k, n in self.lost.get(output, {}).items()}
-            is_passed = (kinds or lost) and (self.needed.isdisjoint(node.outputs) or _is_exact(node, sources))
-            operands = view.operands(node) if is_passed and not reads_shape(node) else ()
-            for operand in (each for each in dict.fromkeys(operands) if each in sources):
-                effects = effects_on(view, node, operand)
-                # The members of a sequence are tested one by one.
-                passed = shown_kinds(effects, kinds, is_tensor(operand))
-                losing = {kind: [n for k, n in lost.items() if k in effects.through(kind)] for kind in KINDS & ~passed}
-                other = node if kinds else next(iter(lost.values()))
-                self._see(operand, passed, {kind: nodes[0] if nodes else other for kind, nodes in losing.items()})
+            elif not reads_shape(node):
+                operands = [each for each in dict.fromkeys(view.operands(node)) if each in sources]
+                if self.needed.isdisjoint(node.outputs) or _is_exact(node, sources):
+                    self.tested.pass_up(node, operands)
+                # A flag shows nothing by itself: it selects.
+                if view.flags.isdisjoint(node.outputs):
+                    self.shown.pass_up(node, operands)
 
     def covers(self, value: ir.Value) -> bool:
         """Return whether a value is tested for NaN and infinity."""
-        return self.sees.get(value) == KINDS
+        return self.tested.kinds.get(value) == KINDS
 
-    def _made_of_flags(self) -> set[ir.Value]:
-        """Return the numbers computed from flags alone, such as the count of true ones."""
-        found: set[ir.Value] = set()
-        for node in self.view.nodes:
-            others = [v for v in inputs_of(node) if v not in self.view.flags and v not in found]
-            if len(others) < len(inputs_of(node)) and all(constant_number(v) is not None for v in others):
-                found.update(value for value in node.outputs if value not in self.view.flags)
-        return found
+    def _polarity(self) -> bool:
+        """Return the value of the result that means failure, by the nearest test."""
+
+        def above(flag: tuple[ir.Value, bool]) -> list[tuple[ir.Value, bool]]:
+            node = flag[0].producer()
+            return [] if node is None else [(v, flag[1] != self._is_negation(node)) for v in self._flags_of(node)]
+
+        for value, sign in reach([(self.value, True)], above):
+            node = value.producer()
+            if node is not None and not self._counts(node) and node.op_type in _TRUE_FOR_FINITE | _FALSE_FOR_FINITE:
+                return sign == (node.op_type in _FALSE_FOR_FINITE)
+        return False
 
     def _flags_of(self, node: ir.Node) -> list[ir.Value]:
         """Return the operands of a node that are flags, or numbers computed from flags."""
-        return [v for v in inputs_of(node) if v in self.view.flags or v in self._numbers]
-
-    def _polarity(self) -> bool:
-        """Return the value of the result that means failure, by the tests."""
-        pending: list[tuple[ir.Value, bool]] = [(self.value, True)]
-        seen = {self.value}
-        while pending:
-            value, sign = pending.pop()
-            node = value.producer()
-            if node is None:
-                continue
-            if node.op_type in ("IsNaN", "IsInf", "Greater", "GreaterOrEqual") and not self._counts(node):
-                return sign
-            if node.op_type in ("IsAllFinite", "IsFinite", "Less", "LessOrEqual") and not self._counts(node):
-                return not sign
-            flips = self._is_negation(node)
-            pending += [(flag, sign != flips) for flag in self._flags_of(node) if flag not in seen]
-            seen.update(self._flags_of(node))
-        return False
+        return [v for v in inputs_of(node) if v in self.view.logic]
 
     def _counts(self, node: ir.Node) -> bool:
-        return any(value in self._numbers for value in node.inputs)
+        return any(value in self.view.counts for value in node.inputs)
 
     def _is_negation(self, node: ir.Node) -> bool:
         """Return whether a node is a negation, or a comparison of a count that is true for the count 0."""
@@ -183,16 +205,17 @@ class Check:
             return node.op_type == "Not"
         if node.op_type == "Equal":
             return next((n for v in node.inputs if (n := constant_number(v)) is not None), None) == 0
-        return node.op_type.startswith("Less") == (node.inputs[0] in self._numbers)
+        return node.op_type.startswith("Less") == (node.inputs[0] in self.view.counts)
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
         flags = self._flags_of(node)
         if has_trait(node, Trait.FINITENESS_TEST):
-            kinds = kinds_of_test(node)
             for value in inputs_of(node):
-                self._see(value, kinds, dict.fromkeys(KINDS & ~kinds, node))
-        elif is_comparison(node) and not self._counts(node) and not any(v in self.view.flags for v in flags):
-            self._compare(node, meanings)
+                self._test(node, value, kinds_of_test(node))
+        elif is_comparison(node) and not flags:
+            for i, value in enumerate(inputs_of(node)):
+                results = _compare(node, i).items()
+                self._test(node, value, _union(kind for kind, result in results if meanings & {result, None}))
         elif node.op_type in ("And", "Or") and self._hides(node, meanings):
             return
         else:
@@ -200,14 +223,12 @@ class Check:
             passed = {None} if node.op_type == "Where" else {m if m is None else m != flips for m in meanings}
             for value in flags:
                 self._meanings.setdefault(value, set()).update(passed)
-        data = node.inputs[0] if has_trait(node, Trait.CAST) and not flags else None
-        if data is not None and data in self.sources:
-            self._see(data, Fate.NONE, dict.fromkeys(KINDS, node))  # a flag of nonzero numbers, such as NaN
+        if has_trait(node, Trait.CAST) and not flags:
+            self._test(node, node.inputs[0], Fate.NONE)  # a flag of nonzero numbers, such as NaN
         for body in subgraphs(node):
             # The branches of an If count as a test of their captures.
             for value in (v for inner in body for v in inputs_of(inner) if v.graph is not body and v in self.sources):
-                seen = survivors(self.view, node, value, KINDS)
-                self._see(value, seen, dict.fromkeys(KINDS & ~seen, node))
+                self._test(node, value, shown_kinds(self._effects(node, value), KINDS))
 
     def _hides(self, node: ir.Node, meanings: set[bool | None]) -> bool:
         """Return whether a failure never shows (`finite or true`), or only if both operands fail (`one or other`)."""
@@ -218,38 +239,29 @@ class Check:
         above = [self.view.ancestors([value]) for value in set(inputs_of(node))]
         return len(above) == 2 and all(self.value not in a and not a.isdisjoint(self.sources) for a in above)
 
-    def _compare(self, node: ir.Node, meanings: set[bool | None]) -> None:
-        """Record the coverage of a comparison, which is false for every NaN."""
-        first, second = node.inputs[0], node.inputs[1]
-        if first is None or second is None:
-            return
-        true_fails, false_fails = bool(meanings & {True, None}), bool(meanings & {False, None})
-        for value, other in ((first, second), (second, first)):
-            if value not in self.sources:
-                continue
-            kinds = Fate.NAN if false_fails else Fate.NONE
-            limit = constant_number(other)
-            if node.op_type == "Equal" and limit is not None and math.isinf(limit):
-                kinds = (Fate.PLUS if limit > 0 else Fate.MINUS) if true_fails else Fate.NONE
-            elif node.op_type == "Equal":
-                # All that differs from a finite number fails; but infinity equals itself.
-                kinds |= Fate.PLUS | Fate.MINUS if false_fails and first is not second else Fate.NONE
-            elif first is not second:
-                # x > c is true for infinity and false for minus infinity, x < c the other way around.
-                above, below = (true_fails, false_fails)
-                if node.op_type.startswith("Greater") != (value is first):
-                    above, below = below, above
-                kinds |= (Fate.PLUS if above else Fate.NONE) | (Fate.MINUS if below else Fate.NONE)
-            self._see(value, kinds, dict.fromkeys(KINDS & ~kinds, node))
-
-    def _see(self, value: ir.Value, kinds: Fate, lost: Mapping[Fate, ir.Node]) -> None:
-        seen = self.sees.get(value, Fate.NONE) | kinds
-        self.sees[value] = seen
-        self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
+    def _test(self, node: ir.Node, value: ir.Value | None, kinds: Fate) -> None:
+        """Record the kinds of numbers in a value that a test notices."""
+        if value is not None and value in self.sources:
+            self.tested.see(value, kinds, {kind: Loss(node, value, kind) for kind in KINDS & ~kinds})
+            self.shown.see(value, kinds, {})
 
 
 def _union(kinds: Iterable[Fate]) -> Fate:
     return functools.reduce(operator.or_, kinds, Fate.NONE)
+
+
+def _compare(node: ir.Node, index: int) -> dict[Fate, bool]:
+    """Return the results of a comparison that show the kinds of numbers in an operand: false for every NaN."""
+    other = node.inputs[1 - index]
+    if other is node.inputs[index]:
+        return {Fate.NAN: False}  # infinity equals itself
+    limit = constant_number(other)
+    if node.op_type == "Equal" and limit is not None and math.isinf(limit):
+        return {Fate.PLUS if limit > 0 else Fate.MINUS: True}
+    # x > c is true for infinity and false for minus infinity, x < c the other way around, x = c false for both.
+    is_greater = node.op_type.startswith("Greater") == (index == 0)
+    is_equal = node.op_type == "Equal"
+    return {Fate.PLUS: is_greater and not is_equal, Fate.MINUS: not is_greater and not is_equal, Fate.NAN: False}
 
 
 def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -11,12 +9,12 @@ import onnx_ir as ir
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.noticing import INFINITY, is_empty, is_hiding, survivors
+from graphscale.checks.linting.noticing import INFINITY, is_empty, is_hiding
 from graphscale.checks.linting.state_search import Carry
 from graphscale.flow.outcome import Outcomes
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
 from graphscale.graph.walks import is_contradiction, source_by_trait
-from graphscale.operators import KINDS, Fate, Trait, has_trait, rule_of
+from graphscale.operators import Fate, Trait, has_trait, rule_of
 
 __all__: list[str] = []
 
@@ -34,7 +32,7 @@ def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
             name = context.scale.value.name
             yield report("GS304", f"nothing tests the gradients that {name!r} scales", value=context.scale.value)
         return
-    if not any(value in context.sources or value in context.roots for value in check.sees):
+    if not any(value in context.sources or value in context.roots for value in check.tested.kinds):
         yield report("GS304", f"{check.value.name!r} tests no gradient", check.value.producer(), check.value)
         return
     by_node: dict[tuple[str, ir.Node | None], list[ir.Value]] = {}
@@ -71,7 +69,7 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
             is_seen = value is check.value or check.covers(value)
             if is_seen or (only_scale and (is_tested or not context.carries_scale(value))):
                 continue
-            origin[value] = value if value in unscaled or (first is None and value in check.sees) else first
+            origin[value] = value if value in unscaled or (first is None and value in check.tested.kinds) else first
     for value in context.view.graph.outputs:
         if value in origin and value not in context.exempt:
             ends[origin[value] or value] = None
@@ -79,16 +77,17 @@ def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
 
 
 def _missing(check: Check, value: ir.Value) -> list[tuple[str, ir.Node | None]]:
-    lost = check.lost.get(value, {})
-    hiding = next((node for node in lost.values() if is_hiding(node)), None)
+    lost = check.tested.lost.get(value, {})
+    hiding = next((loss.node for loss in lost.values() if is_hiding(loss.node)), None)
     if hiding is not None:
         return [("GS306", hiding)]
-    part = next((node for node in lost.values() if has_trait(node, Trait.PART) or is_empty(node)), None)
+    part = next((n for loss in lost.values() if has_trait(n := loss.node, Trait.PART) or is_empty(n)), None)
     if part is not None or not lost:
         return [("GS301", part)]
-    codes = {"GS302": Fate.NAN, "GS303": INFINITY}
-    losing = {code: [lost[kind] for kind in kinds if kind in lost] for code, kinds in codes.items()}
-    return [(code, nodes[0]) for code, nodes in losing.items() if nodes]
+    # Infinity that becomes NaN is no second loss where NaN is lost as well.
+    nan, infinite = lost.get(Fate.NAN), [lost[kind] for kind in INFINITY if kind in lost]
+    infinite = [each for each in infinite if nan is None or each.kinds is not Fate.NAN]
+    return [(code, each.node) for code, each in (("GS302", nan), ("GS303", next(iter(infinite), None))) if each]
 
 
 def _describe(code: str, node: ir.Node | None, values: list[ir.Value], check: Check) -> Finding:
@@ -173,56 +172,32 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
     """Find the nodes that lose NaN or infinity of a gradient before a check of their results."""
     if context.check is None or context.flow is None or context.window_check is not None:
         return
-    seen = _shown(context, context.check)
-    excused: dict[ir.Value, Fate] = {}
-    for node in context.view.nodes:
-        if reads_shape(node) or context.check.needed.isdisjoint(node.outputs):
-            continue
-        if any(context.is_bookkeeping(value) for value in node.outputs):
-            continue
-        above = KINDS if context.check.dependent.intersection(node.outputs) else Fate.NONE
-        for value in (each for each in context.view.operands(node) if each in context.sources):
-            known = seen.get(value, Fate.NONE)
-            if _adds_none(context, value):
-                known |= excused.get(value, Fate.NONE)
-            above |= known
-            result = functools.reduce(operator.or_, (seen.get(output, Fate.NONE) for output in node.outputs))
-            lost = result & ~survivors(context.view, node, value, result, of_all=False) & ~known
-            # The scale's own values are no gradients, and neither is a sum over a whole tensor.
-            is_own = context.is_bookkeeping(value) or value in context.roots
-            if lost and is_float(value) and not is_own and not is_scalar(value):
-                names = [name for name, kinds in (("NaN", Fate.NAN), ("infinity", INFINITY)) if lost & kinds]
-                what = f"{' and '.join(names)} in {value.name!r}"
-                message = f"{op_name(node)} makes {what} finite, and {context.check.value.name!r} tests the result"
-                yield report("GS306", message, node, value)
-                above |= KINDS
-        for output in node.outputs:
-            excused[output] = excused.get(output, Fate.NONE) | above
+    check, positions = context.check, context.view.positions
+    hidden: dict[tuple[ir.Node, ir.Value], Fate] = {}
+    for value, losses in check.shown.lost.items():
+        lost = [each for each in losses.values() if not check.needed.isdisjoint(each.node.outputs)]
+        # The first node that loses any of them, in execution order: behind it, a clip loses no more.
+        node = min((each.node for each in lost), key=positions.__getitem__, default=None)
+        for each in lost if _may_overflow(context, value) else ():
+            if each.node is node and each.value is not None:
+                hidden[node, each.value] = hidden.get((node, each.value), Fate.NONE) | each.kinds
+    for (node, value), kinds in hidden.items():
+        # The scale's own values are no gradients, and neither is a sum over a whole tensor.
+        is_own = any(map(context.is_bookkeeping, (value, *node.outputs))) or value in context.roots
+        if is_float(value) and not is_own and not is_scalar(value):
+            names = [name for name, lost in (("NaN", Fate.NAN), ("infinity", INFINITY)) if lost & kinds]
+            what = f"{' and '.join(names)} in {value.name!r}"
+            message = f"{op_name(node)} makes {what} finite, and {check.value.name!r} tests the result"
+            yield report("GS306", message, node, value)
 
 
-def _adds_none(context: LintContext, value: ir.Value) -> bool:
-    """Return whether all non-finite numbers are those of a gradient above: in a view, a norm, or an optimizer."""
+def _may_overflow(context: LintContext, value: ir.Value) -> bool:
+    """Return whether a gradient may be the first that is not finite: no view, no norm, no result of an optimizer."""
     node, flow = value.producer(), context.flow
     if node is None or flow is None:
-        return False
-    is_quotient_of_scale = node.op_type == "Div" and node.inputs[0] in context.roots
-    if value in flow.unscaled and not is_quotient_of_scale:
-        return False
+        return True
+    if value in flow.unscaled and not (node.op_type == "Div" and node.inputs[0] in context.roots):
+        return True
     rule = rule_of(node)
     is_norm = rule is not None and rule.bends
-    return flow.degree(value) != 1 or is_norm or has_trait(node, Trait.EXACT)
-
-
-def _shown(context: LintContext, check: Check) -> dict[ir.Value, Fate]:
-    """Return the kinds of numbers that reach a tested value from another value."""
-    shown: dict[ir.Value, Fate] = {}
-    for node in reversed(context.view.nodes):
-        for value in node.outputs:
-            shown[value] = shown.get(value, Fate.NONE) | check.sees.get(value, Fate.NONE)
-        # A flag shows nothing by itself: it selects.
-        results = (shown[value] for value in node.outputs if value not in context.view.flags)
-        kinds = functools.reduce(operator.or_, results, Fate.NONE)
-        for value in () if reads_shape(node) or not kinds else inputs_of(node):
-            passed = survivors(context.view, node, value, kinds, of_all=False)
-            shown[value] = shown.get(value, Fate.NONE) | passed
-    return shown
+    return flow.degree(value) == 1 and not is_norm and not has_trait(node, Trait.EXACT)

@@ -17,7 +17,7 @@ from graphscale.analysis.scales import Bookkeeping
 from graphscale.checks.linting.view import View
 from graphscale.flow import interpreter
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, Mixed
-from graphscale.flow.scale_effects import BENT, TOUCHED, Effect, ScaleDomain
+from graphscale.flow.scale_effects import BENT, TOUCHED, ScaleDomain, ScaleEffect
 from graphscale.operators import Kind, Rule
 
 __all__ = ["Event", "Fault", "Flow"]
@@ -69,10 +69,10 @@ class Flow:
     """
 
     def __init__(self, view: View, scalars: Bookkeeping, exempt: Container[ir.Value]) -> None:
-        effects = {value: Effect(degree, TOUCHED) for value, degree in scalars.degrees.items()}
-        effects.update(dict.fromkeys(scalars.bent, Effect(0, BENT)))
+        effects = {value: ScaleEffect(degree, TOUCHED) for value, degree in scalars.degrees.items()}
+        effects.update(dict.fromkeys(scalars.bent, ScaleEffect(0, BENT)))
         domain = ScaleDomain(_Degrees(view, scalars), effects, scalars.values, goes_on=True)
-        self._flow = interpreter.Flow[Effect](domain, effects)
+        self._flow = interpreter.Flow[ScaleEffect](domain, effects)
         self._flow.visit_all(node for node in view.nodes if scalars.values.isdisjoint(node.outputs))
         elements = self._flow.elements.items()
         self.touched = {v for v, effect in elements if effect.marks & TOUCHED and v not in scalars.values}

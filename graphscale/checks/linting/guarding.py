@@ -15,8 +15,9 @@ from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.patterns import input_at, producer, skip_ordering, update_signal
 from graphscale.flow.outcome import Number, Outcomes
+from graphscale.flow.support import reach
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name, subgraphs, uses_of
-from graphscale.graph.walks import reach, source_by_trait
+from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__: list[str] = []
@@ -155,18 +156,14 @@ class _Guards:
 
     def _is_fed(self, value: ir.Value) -> bool:
         """Return whether numbers computed from gradients flow into a value, except through a condition."""
+        node = value.producer()
+        return node is not None and not self._fed.isdisjoint(inputs_of(node))
 
-        def operands(value: ir.Value) -> list[ir.Value]:
-            node = value.producer()
-            if node is None or has_trait(node, Trait.FINITENESS_TEST):
-                return []
-            return [operand for operand in inputs_of(node) if operand not in self._flags]
-
-        def is_of_check(value: ir.Value) -> bool:
-            return value in self.check.dependent and (is_scalar(value) or self.context.is_bookkeeping(value))
-
-        above = reach(operands(value), operands)
-        return any(operand in self.context.sources and not is_of_check(operand) for operand in above)
+    @functools.cached_property
+    def _fed(self) -> set[ir.Value]:
+        dependent, sources = self.check.dependent, self.context.sources - self._flags
+        of_check = {v for v in dependent & sources if is_scalar(v) or self.context.is_bookkeeping(v)}
+        return reach(self.context.view.nodes, sources - of_check, self._flags)
 
     def _other_select(self, state: State) -> ir.Node | None:
         """Return a selection between the state and another value, without an effect of the check."""

@@ -12,12 +12,11 @@ from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.state_search import Carry, held_state
-from graphscale.checks.patterns import input_at
+from graphscale.checks.linting.state_search import Carry, find_in_place, held_state
 from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
-from graphscale.operators import Trait, has_trait, nodes_with, optimizer_of, written_inputs
+from graphscale.operators import Trait, nodes_with
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.policy.names import COUNTERS, ScaledValue
 
@@ -110,10 +109,10 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
             yield _describe_state(context, f"output {output.name!r} may be the next value of", output, state)
     accumulators = set(report_of.get("accumulators", ()))
     # Without a check, no step is skipped: the original's statistics need no guard.
-    for node in () if context.check is None else graph.all_nodes():
-        for value in _written(node):
-            if value.name not in carried and node_name(node) not in accumulators and is_source(value):
-                yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
+    for found in () if context.check is None else find_in_place(graph.all_nodes()):
+        node, value = found.node, found.value
+        if node is not None and value.name not in carried and node_name(node) not in accumulators and is_source(value):
+            yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
 
 
 def _describe_state(context: LintContext, message: str, following: ir.Value, state: ir.Value) -> Finding:
@@ -121,15 +120,6 @@ def _describe_state(context: LintContext, message: str, following: ir.Value, sta
     also = "" if bad is state or bad is None else ", on a skipped step too"
     text = f"{message} {state.name!r}{also}; neither the metadata nor the roles have it as state"
     return report("GS407", text, following.producer(), state)
-
-
-def _written(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the inputs that a node writes in place, by its operator."""
-    optimizer = optimizer_of(node)
-    indices = [0] if has_trait(node, Trait.ACCUMULATOR) else [*written_inputs(node)]
-    if optimizer is not None and optimizer.inputs:
-        indices.append(optimizer.inputs.index("params"))
-    return (value for i in indices if (value := input_at(node, i)) is not None)
 
 
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:

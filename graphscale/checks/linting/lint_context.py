@@ -79,7 +79,7 @@ class LintContext:
         reduced = {v for g in cut for end in ("", ".reduced") if (v := self.view.values.get(f"{g}{end}")) is not None}
         self.roots = reduced or self._find_roots()
         in_flow = self.flow.touched if self.flow and not reduced else None
-        self.sources = self.view.descendants(self.roots, shapes=False) if in_flow is None else in_flow
+        self.sources = self.view.descendants(self.roots) if in_flow is None else in_flow
         numbers = self.nexts.values()
         self.check = self.window_check = None
         # With a fixed scale, a step with a loss has a check only by the metadata, not by its own comparisons.

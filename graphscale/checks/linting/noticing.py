@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from graphscale.graph.values import constant_tensor, inputs_of, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait, survival_of
 
-__all__ = ["INFINITY", "effects_on", "is_empty", "is_hiding", "kinds_of_test", "shown_kinds", "survivors"]
+__all__ = ["INFINITY", "effects_on", "is_empty", "is_hiding", "kinds_of_test", "shown_kinds"]
 
 INFINITY = Fate.PLUS | Fate.MINUS
 _QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
@@ -22,22 +23,15 @@ _SINGLE = (Fate.PLUS, Fate.MINUS, Fate.NAN)
 _FEW = 50
 
 
-def survivors(view: View, node: ir.Node, value: ir.Value, noticed: Fate, *, of_all: bool = True) -> Fate:
-    """Return the kinds of an operand's numbers that show in the results of a node.
-
-    Args:
-        view: the graph.
-        node: the node.
-        value: the operand.
-        noticed: the kinds that are noticed in its results.
-        of_all: True for all elements of the operand; else only for those that the node passes on.
-    """
-    return shown_kinds(effects_on(view, node, value), noticed, of_all)
-
-
 @functools.lru_cache(maxsize=1024)
 def shown_kinds(survival: Survival, noticed: Fate, of_all: bool = True) -> Fate:
-    """Return the kinds of numbers that certainly have an effect that is noticed."""
+    """Return the kinds of numbers that certainly have an effect that is noticed.
+
+    Args:
+        survival: the effects of each kind in an operand.
+        noticed: the kinds that are noticed in the results.
+        of_all: True for all elements of the operand; else only for those that are passed on.
+    """
     shown = Fate.NONE
     for kind, fate in zip(_SINGLE, survival, strict=True):
         is_sure = Fate.GONE not in fate or not (of_all or fate & (Fate.BENT | Fate.TOLD))
@@ -75,7 +69,7 @@ def _effect_in_flow(view: View, node: ir.Node, value: ir.Value, kind: Fate) -> F
 def _common(effects: Iterable[Effect]) -> Fate:
     """Return the effect on the results together: a number is gone if it is in none of them."""
     fates = [effect.fate for effect in effects]
-    fate = functools.reduce(lambda one, two: one | two, fates, Fate.NONE)
+    fate = functools.reduce(operator.or_, fates, Fate.NONE)
     return fate | Fate.GONE if all(Fate.GONE in each or not each & KINDS for each in fates) else fate & ~Fate.GONE
 
 
@@ -87,9 +81,7 @@ def is_hiding(node: ir.Node) -> bool:
 def kinds_of_test(node: ir.Node) -> Fate:
     """Return the kinds of numbers that a test for finiteness notices."""
     tested = survival_of(node, 0)
-    return functools.reduce(
-        lambda one, two: one | two, (k for k in _SINGLE if Fate.TOLD in tested.through(k)), Fate.NONE
-    )
+    return functools.reduce(operator.or_, (kind for kind in KINDS if Fate.TOLD in tested.through(kind)), Fate.NONE)
 
 
 @functools.lru_cache(maxsize=64)  # walks call this for each operand of a node; lint clears the cache

@@ -77,7 +77,7 @@ def find_scale(
             if candidate.symbol is candidate.leaf and _is_tested(view, nexts.get(candidate.leaf)):
                 return _complete(view, candidate.leaf, roles, nexts)
             continue
-        reached = view.descendants(candidate.products, shapes=False)
+        reached = view.descendants(candidate.products)
         if all(reached.isdisjoint(node.outputs) for node in candidate.divisions):
             continue
         if losses and all(loss in reached and not _is_product(loss, candidate) for loss in losses):

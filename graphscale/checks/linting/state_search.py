@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
 import onnx_ir as ir
@@ -16,7 +16,7 @@ from graphscale.graph.values import inputs_of, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 
-__all__ = ["Carry", "State", "find_states", "held_state"]
+__all__ = ["Carry", "State", "find_in_place", "find_states", "held_state"]
 
 # More values than an update rule has.
 _BOOKKEEPING = 200
@@ -68,7 +68,7 @@ def find_states(
     else:
         found = _without_constants(view, [*_paired(view, not_states)], losses)
     known = {state.value for state in found}
-    return found + [state for state in _in_place(view) if state.value not in known]
+    return found + [state for state in find_in_place(view.nodes) if state.value not in known]
 
 
 def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
@@ -125,8 +125,9 @@ def _depends_on_constants(view: View, output: ir.Value) -> bool:
     return len(above) <= _BOOKKEEPING and may_be_scalars and not any(value.is_graph_input() for value in above)
 
 
-def _in_place(view: View) -> Iterator[State]:
-    for node in view.nodes:
+def find_in_place(nodes: Iterable[ir.Node]) -> Iterator[State]:
+    """Yield the states that nodes write in place, by their operators."""
+    for node in nodes:
         optimizer = optimizer_of(node)
         if has_trait(node, Trait.ACCUMULATOR):
             written = [(node.inputs[0], node.inputs[1], Carry.WRITE if assigns(node) else Carry.ADD)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
@@ -10,10 +11,11 @@ import onnx_ir as ir
 from graphscale.flow.degree import is_small_zero as is_zero
 from graphscale.flow.interpreter import Flow
 from graphscale.flow.scale_effects import Numbers
+from graphscale.flow.support import reach as depend
 from graphscale.flow.survival import Effect, SurvivalDomain
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import inputs_of, operands_of, reads_shape, values_by_name
-from graphscale.graph.walks import ancestors, check_order, descendants, reach
+from graphscale.graph.walks import ancestors, check_order, reach
 
 __all__ = ["View", "is_zero", "nearest_above"]
 
@@ -63,6 +65,16 @@ class View:
         """The bool values."""
         return frozenset(value for value, dtype in self.dtypes.items() if dtype is ir.DataType.BOOL)
 
+    @functools.cached_property
+    def counts(self) -> set[ir.Value]:
+        """The numbers computed from flags and constants alone."""
+        return self.numbers(frozenset()).counts - self.flags
+
+    @functools.cached_property
+    def logic(self) -> frozenset[ir.Value]:
+        """The flags, and the numbers computed from flags alone."""
+        return self.flags | self.counts
+
     def _find_numbers(self, numbers: frozenset[ir.Value]) -> Numbers:
         return Numbers(self.graph, numbers, self.flags.__contains__)
 
@@ -75,19 +87,9 @@ class View:
         """The values by name."""
         return values_by_name(self.graph)
 
-    def descendants(
-        self, values: Iterable[ir.Value], *, stop: Collection[ir.Value] = (), shapes: bool = True
-    ) -> set[ir.Value]:
-        """Return some values and their descendants.
-
-        Args:
-            values: the first values.
-            stop: values to leave out, with the paths through them.
-            shapes: True if readers of a value's shape depend on the value.
-        """
-        nodes = [node for node in self.nodes if shapes or not reads_shape(node)]
-        results = None if not stop else lambda node: [value for value in node.outputs if value not in stop]
-        return descendants(nodes, values, operands=self.operands, results=results)
+    def descendants(self, values: Iterable[ir.Value], stop: Collection[ir.Value] = ()) -> set[ir.Value]:
+        """Return some values, and those that depend on them; without `stop`, and the paths through it."""
+        return depend(self.nodes, values, stop)
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Value], bool] | None = None) -> set[ir.Value]:
         """Return some values and their ancestors, up to values where to `stop`."""
@@ -109,9 +111,6 @@ def nearest_above(value: ir.Value) -> frozenset[ir.Value]:
 
     def operands(each: ir.Value) -> Iterable[ir.Value]:
         node = each.producer()
-        return () if node is None or reads_shape(node) or len(found) > _NEAR else inputs_of(node)
+        return () if node is None or reads_shape(node) else inputs_of(node)
 
-    found: set[ir.Value] = set()
-    for each in reach([value], operands):
-        found.add(each)
-    return frozenset(found)
+    return frozenset(itertools.islice(reach([value], operands), _NEAR))

@@ -60,6 +60,12 @@ RIGHT = {
         w_next="w_next = If (finite) <then_branch = new () => (float[4,3] a) { a = Identity(w_new) }, "
         "else_branch = old () => (float[4,3] c) { c = Identity(w) }>",
     ),
+    "a flag from the branches of an If": changed(
+        STEP,
+        inputs="bool wanted",
+        finite="finite = If(wanted) <then_branch = a () => (bool one) { one = Not(bad) }, "
+        "else_branch = b () => (bool other) { other = Not(bad) }>",
+    ),
     "a selected change": changed(STEP, w_new="safe = Where(finite, change, zero)", w_next="w_next = Sub(w, safe)"),
     "a guard with another condition": changed(
         STEP, inputs="bool wanted", w_next="both = And(wanted, finite) w_next = Where(both, w_new, w)"
