@@ -84,6 +84,12 @@ def choose_losses(
     if best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD):
         # The backward pass belongs to a loss that cannot be scaled.
         raise _explain(errors, bool(named))
+    if best.forward_places:
+        raise SeedNotFoundError(
+            f"the graph does not differentiate the loss {best.topology.loss.name!r}: the scale would enter at "
+            f"{best.forward_places[0]}, where the data is, and not the result of a layer; in an estimate without "
+            "derivatives, nothing is scaled; else name the edge where it enters with --seed-edge NODE:INDEX"
+        )
     if named:
         return LossChoice(best, answers.evidence(best.topology.loss.name), True)
     best = _with_further_losses(best, candidates, solve)
@@ -174,7 +180,7 @@ def _fitness(solution: Solution, candidates: Sequence[ir.Value]) -> tuple[bool, 
     # A contraction of another scalar's forward pass is no part of the backward pass.
     cone = solution.topology.ancestors([value for value in candidates if value not in solution.reached])
     missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
-    return not solution.solver.unscales_cotangents, solution.enters_at_seeds, -solution.misfits, -missed
+    return not solution.solver.unscales_cotangents, not solution.forward_places, -solution.misfits, -missed
 
 
 class _Rank(NamedTuple):

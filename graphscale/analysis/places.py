@@ -155,10 +155,13 @@ class _Search:
         # A sequence cannot be multiplied.
         nonlinear = _Answer(_Grade.NONLINEAR, (Place(value),)) if is_tensor(value) else _Answer(_Grade.NONE)
         rule = rule_of(node)
+        bends = rule is None or (rule.kind is Kind.LINEAR and may_bend(node))
+        if bends and any(self.plan.degree(operand) != 0 for operand in self.topology.operands(node)):
+            # The gradient is unscaled before its bounds, and scaled again behind them.
+            return _Answer(_Grade.STRONG, nonlinear.places)
         if rule is None or rule.unscaled_first or not rule.has_degree(value.index() or 0):
             return nonlinear
-        if rule.kind is Kind.LINEAR and may_bend(node):
-            # The gradient is unscaled before its bounds, and scaled again behind them if necessary.
+        if bends:
             bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v) and not is_known_zero(v)]
             answer = (yield bounded[0]) if bounded else nonlinear
             return answer if answer.places or answer.grade is _Grade.NONE else nonlinear

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 import onnx_ir as ir
 
+from graphscale.analysis.edits import Place
 from graphscale.analysis.other_contractions import OptimizerContractions
 from graphscale.analysis.places import find_gradient_like_values, find_held_numbers
 from graphscale.analysis.solve import Solver
@@ -70,17 +71,18 @@ class Solution:
         )
 
     @functools.cached_property
-    def enters_at_seeds(self) -> bool:
-        """True if each place depends on the tail of a loss, or on no data but that of a loss: a target, a label."""
+    def forward_places(self) -> tuple[Place, ...]:
+        """The places at values of a forward pass: they depend on data, but on no tail of a loss and no target."""
         topology = self.topology
         data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
-        return all(
-            place.value in topology.tail_dependent
-            or place.value in topology.tail
-            or place.value in topology.target_dependent
-            or topology.late_inputs(place.value) != 0
+        return tuple(
+            place
             for place in self.solver.plan.places
             if place.value in data
+            and place.value not in topology.tail_dependent
+            and place.value not in topology.tail
+            and place.value not in topology.target_dependent
+            and topology.late_inputs(place.value) == 0
         )
 
     @functools.cached_property

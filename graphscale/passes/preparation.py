@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.errors import GraphscaleError
-from graphscale.graph.types import complete_types
+from graphscale.graph.types import complete_types, dtypes_of
 from graphscale.graph.values import node_name
 from graphscale.operators import PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
@@ -42,6 +42,9 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
         if LowerOptimizers()(model).modified:
             warnings.append(f"the {PREVIEW_TRAINING} optimizers, which no runtime executes, were spelled out")
     complete_types(model)
+    for value, dtype in dtypes_of(model.graph.all_nodes()).items():
+        if value.dtype is None and not dtype.is_floating_point():
+            value.dtype = dtype  # a value of an unknown dtype may be scaled
     fused = _find_hidden_gradients(model, hints)
     if fused:
         SplitGemm(fused)(model)
