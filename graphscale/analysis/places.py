@@ -23,6 +23,7 @@ from graphscale.graph.values import (
     is_scalar,
     is_tensor,
     operand_at,
+    subgraphs,
     uses_of,
 )
 from graphscale.graph.walks import reach, source_of
@@ -155,16 +156,17 @@ class _Search:
         # A sequence cannot be multiplied.
         nonlinear = _Answer(_Grade.NONLINEAR, (Place(value),)) if is_tensor(value) else _Answer(_Grade.NONE)
         rule = rule_of(node)
-        bends = rule is None or (rule.kind is Kind.LINEAR and may_bend(node))
-        if bends and any(self.plan.degree(operand) != 0 for operand in self.topology.operands(node)):
-            # The gradient is unscaled before its bounds, and scaled again behind them.
-            return _Answer(_Grade.STRONG, nonlinear.places)
+        if subgraphs(node) and any(self.plan.degree(operand) != 0 for operand in self.topology.operands(node)):
+            return _Answer(_Grade.STRONG, nonlinear.places)  # the gradient is unscaled before the bodies
         if rule is None or rule.unscaled_first or not rule.has_degree(value.index() or 0):
             return nonlinear
-        if bends:
+        if rule.kind is Kind.LINEAR and may_bend(node):
             bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v) and not is_known_zero(v)]
             answer = (yield bounded[0]) if bounded else nonlinear
-            return answer if answer.places or answer.grade is _Grade.NONE else nonlinear
+            if answer.places or answer.grade is _Grade.NONE:
+                return answer
+            # The gradient is unscaled before its bounds, and scaled again behind them.
+            return _Answer(answer.grade, nonlinear.places)
         if rule.kind is Kind.LINEAR:
             return (yield from self._through_sum(value, node, rule))
         if rule.kind is Kind.PRODUCT:
@@ -177,7 +179,8 @@ class _Search:
     def _across_border(self, value: ir.Value) -> _Steps:
         """Go on at the operand that the input of a body is, or at the results of bodies."""
         results = self.topology.flat.above(value)
-        if value.producer() is None:
+        node = value.producer()
+        if node is None:
             return (yield self.topology.origin(value))
         places: dict[Place, None] = {}
         for result in results[-2:]:
