@@ -25,6 +25,7 @@ from graphscale.flow.interpreter import Flow
 from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Effect, Numbers, ScaleDomain, is_single_flag
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
+    all_nodes,
     constant_number,
     constant_tensor,
     inputs_of,
@@ -160,7 +161,7 @@ def _states(graph: ir.Graph, numbers: Numbers) -> Iterator[tuple[ir.Value, dict[
 
 def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
     """Yield the first constant of each number, with all constants of the number and its reciprocal."""
-    made = (value for node in graph.all_nodes() if node.op_type == "Constant" for value in node.outputs)
+    made = (value for node in all_nodes(graph) if node.op_type == "Constant" for value in node.outputs)
     values: dict[float, list[ir.Value]] = {}
     for value in (*_sources(graph), *made):
         number = constant_number(value) if is_float(value) else None

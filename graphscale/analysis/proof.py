@@ -20,7 +20,7 @@ from graphscale.flow.interpreter import Flow
 from graphscale.flow.outcome import Outcomes
 from graphscale.flow.support import depends_on, reach
 from graphscale.flow.survival import find_lost
-from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, subgraphs
+from graphscale.graph.values import Use, all_nodes, inputs_of, node_name, operand_at, operands_of
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, nodes_with, rule_of
 
@@ -149,11 +149,8 @@ def _prove_guards(nodes: Iterable[ir.Node], applies: ir.Value, guarded: Mapping[
 
 def scaled_contractions(nodes: Iterable[ir.Node], degrees: Mapping[ir.Value, Degree]) -> Iterator[str]:
     """Yield the names of contractions and gradient operators with a scaled operand, bodies included."""
-    for node in nodes:
-        for body in subgraphs(node):
-            yield from scaled_contractions(body, degrees)
-        if not any(degrees.get(value, 0) not in (0, ZERO) for value in inputs_of(node)):
-            continue
-        rule = rule_of(node)
+    scaled = {value for value, degree in degrees.items() if degree not in (0, ZERO)}
+    for node in all_nodes(nodes):
+        rule = None if scaled.isdisjoint(node.inputs) else rule_of(node)
         if rule is not None and (rule.contraction or rule.gradient):
             yield node_name(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx
@@ -146,9 +146,9 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
 def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
     """Refuse a model with too many parts of a kind, at the first excess."""
     most, found = current_limits().max_nodes, collections.Counter[str]()
-    for part, fields in _list_parts(proto):
+    for parts, fields in _list_parts(proto):
         for field in fields:
-            found[field] += len(getattr(part, field))
+            found[field] += sum([len(getattr(part, field)) for part in parts])
             limit = most * _OPERANDS if field in ("input", "output") else most
             if found[field] > limit:
                 raise ModelFileError(
@@ -156,27 +156,26 @@ def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
                 )
 
 
-def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Any, tuple[str, ...]]]:
+def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Sequence[Any], tuple[str, ...]]]:
     """Yield messages with repeated fields, outer ones first, and the names of these fields."""
-    yield proto, _OF_MODEL
-    yield from ((info, _OF_TRAINING) for info in proto.training_info)
+    yield [proto], _OF_MODEL
+    yield proto.training_info, _OF_TRAINING
     pending: list[Any] = [proto.graph, *proto.functions]
     while pending:
         scope = pending.pop()
         if isinstance(scope, onnx.GraphProto):
-            yield scope, _OF_GRAPH
-            yield from ((tensor, _OF_TENSOR) for tensor in scope.initializer)
+            yield [scope], _OF_GRAPH
+            yield scope.initializer, _OF_TENSOR
         else:
-            yield scope, _OF_FUNCTION
-        for node in scope.node:
-            yield node, _OF_NODE
-            for attribute in node.attribute:
-                yield attribute, _OF_ATTRIBUTE
-                if attribute.HasField("t"):
-                    yield attribute.t, _OF_TENSOR
-                pending += attribute.graphs
-                if attribute.HasField("g"):
-                    pending.append(attribute.g)
+            yield [scope], _OF_FUNCTION
+        yield scope.node, _OF_NODE
+        attributes = [attribute for node in scope.node for attribute in node.attribute]
+        yield attributes, _OF_ATTRIBUTE
+        yield [attribute.t for attribute in attributes if attribute.HasField("t")], _OF_TENSOR
+        for attribute in attributes:
+            pending += attribute.graphs
+            if attribute.HasField("g"):
+                pending.append(attribute.g)
 
 
 def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:

@@ -142,7 +142,9 @@ def source_by_trait(value: ir.Value, traits: Trait) -> ir.Value:
 def is_contradiction(flag: ir.Value | None) -> bool:
     """Return whether a flag is the conjunction of a flag and its negation: never true, it only delays a value."""
     node = None if flag is None else flag.producer()
-    flags = inputs_of(node) if node is not None and node.op_type == "And" else ()
+    if node is None or node.op_type != "And":
+        return False
+    flags = inputs_of(node)
     negations = (above for value in flags if (above := value.producer()) is not None and above.op_type == "Not")
     return any(negation.inputs[0] in flags for negation in negations)
 

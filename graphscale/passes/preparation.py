@@ -7,7 +7,7 @@ import onnx_ir as ir
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.errors import GraphscaleError
 from graphscale.graph.types import complete_types
-from graphscale.graph.values import node_name
+from graphscale.graph.values import all_nodes, node_name
 from graphscale.operators import PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
 from graphscale.passes.split_gemm import SplitGemm, find_fused_updates
@@ -71,7 +71,8 @@ def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
     Raises:
         UnsupportedModelError: an operator has no standard form.
     """
-    if target.in_place or not any(map(needs_training_build, model.graph.all_nodes())):
+    by_operator = {} if target.in_place else {node.op_identifier(): node for node in all_nodes(model.graph)}
+    if not any(map(needs_training_build, by_operator.values())):
         return {}
     from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps  # with all formulas
 
