@@ -8,11 +8,11 @@ from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.errors import GraphscaleError
 from graphscale.graph.types import complete_types
 from graphscale.graph.values import all_nodes, node_name
-from graphscale.operators import PREVIEW_TRAINING
+from graphscale.operators import OPERATORS, PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
 from graphscale.passes.split_gemm import SplitGemm, find_fused_updates
 from graphscale.step.understanding import understand
-from graphscale.targets import Target, needs_training_build
+from graphscale.targets import IN_ONNX_DOMAIN, Target, needs_training_build
 
 __all__ = ["needs_preparation", "prepare", "replace_training_ops"]
 
@@ -71,8 +71,10 @@ def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
     Raises:
         UnsupportedModelError: an operator has no standard form.
     """
-    by_operator = {} if target.in_place else {node.op_identifier(): node for node in all_nodes(model.graph)}
-    if not any(map(needs_training_build, by_operator.values())):
+    by_operator = {} if target.in_place else {(node.domain, node.op_type): node for node in all_nodes(model.graph)}
+    # The schemas of ONNX take longer to load than a small step takes to scale.
+    nodes = (node for key, node in by_operator.items() if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN)
+    if not any(map(needs_training_build, nodes)):
         return {}
     from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps  # with all formulas
 
