@@ -21,7 +21,7 @@ from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
 from graphscale.errors import AlreadyScaledError, AutocastError, TargetError
 from graphscale.files import model_files
-from graphscale.files.model_files import ModelResult
+from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.damage import name_damage

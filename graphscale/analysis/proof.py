@@ -12,7 +12,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.analysis.resets import is_kept
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_of
@@ -84,9 +83,12 @@ def prove(
         for value in graph.outputs:
             if value in reached and value not in exempt:
                 raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
-    for write, readers in find_unordered_readers(graph):
-        names = ", ".join(node_name(node) for node in readers)
-        raise ProofError(f"{names} could read {operand_at(Use(write, 0)).name!r} after it was overwritten")
+    if nodes_with(nodes, Trait.ACCUMULATOR):
+        from graphscale.analysis.hazards import find_unordered_readers  # few targets write in place
+
+        for write, readers in find_unordered_readers(graph):
+            names = ", ".join(node_name(node) for node in readers)
+            raise ProofError(f"{names} could read {operand_at(Use(write, 0)).name!r} after it was overwritten")
     return degrees
 
 

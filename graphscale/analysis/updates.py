@@ -31,6 +31,7 @@ __all__ = [
     "Update",
     "average_factors",
     "find_coefficients",
+    "find_fused_updates",
     "find_held_initializers",
     "find_holders",
     "find_terms",
@@ -287,6 +288,21 @@ def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Fact
     if node.op_type not in ("Add", "Sub", "Sum"):
         return bool(terms)
     return any(None in type_of(operand) or type_of(operand) == type_of(value) for operand in terms)
+
+
+def find_fused_updates(graph: ir.Graph) -> list[ir.Node]:
+    """Find the Gemm nodes whose addend holds a matrix that is fed or stored: perhaps a weight or a moment."""
+    found, matrices = [], {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)}
+    factors = Factors()
+    for node in graph:
+        addend = node.inputs[2] if (node.domain, node.op_type) == ("", "Gemm") and len(node.inputs) > 2 else None
+        if addend is not None and (addend in matrices or find_coefficients(addend, matrices, factors)):
+            found.append(node)
+    return found
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    return value.shape is None or (len(value.shape) == 2 and 1 not in value.shape.dims)
 
 
 def is_stored(value: ir.Value) -> bool:

@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from graphscale.errors import AlreadyScaledError, ModelFileError
 from graphscale.files.reading import parse_json
-from graphscale.files.training_info import drop_training_info
-from graphscale.files.writing import ROLES_KEY
+from graphscale.files.training_info import ROLES_KEY, drop_training_info
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 from graphscale.graph.notes import annotate, compose_notes, describe_model, find_wrong_notes
 from graphscale.graph.values import all_nodes

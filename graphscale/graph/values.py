@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.files.external_data import relocate
 from graphscale.operators import OPERATORS, Kind, Trait, constant_tensor, has_trait, rule_of
 
 __all__ = [
@@ -163,6 +162,8 @@ def rename(value: ir.Value, name: str) -> None:
     """Rename a value, with a copy of its tensor, since the caller's model shares the tensor and its name."""
     tensor = value.const_value
     if isinstance(tensor, ir.ExternalTensor):
+        from graphscale.files.external_data import relocate
+
         value.const_value = relocate(tensor, Path(tensor.base_dir), os.fspath(tensor.location))
     elif tensor is not None:
         value.const_value = ir.serde.deserialize_tensor(ir.serde.serialize_tensor(tensor))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.analysis.hints import NO_HINTS, Hints
+from graphscale.analysis.updates import find_fused_updates
 from graphscale.errors import GraphscaleError
 from graphscale.graph.types import complete_types
 from graphscale.graph.values import all_nodes, node_name
 from graphscale.operators import OPERATORS, PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
-from graphscale.passes.split_gemm import SplitGemm, find_fused_updates
 from graphscale.step.understanding import understand
 from graphscale.targets import IN_ONNX_DOMAIN, Target, needs_training_build
 
@@ -44,6 +44,8 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
     complete_types(model)
     fused = _find_hidden_gradients(model, hints)
     if fused:
+        from graphscale.passes.split_gemm import SplitGemm
+
         SplitGemm(fused)(model)
         names = ", ".join(node_name(node) for node in fused)
         warnings.append(f"a gradient was fused into an update: the Gemm nodes {names} were split into product and sum")
