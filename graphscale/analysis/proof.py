@@ -12,11 +12,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.resets import is_kept
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_of
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.outcome import Outcomes
+from graphscale.flow.outcome import Outcomes, is_kept
 from graphscale.flow.support import depends_on, reach
 from graphscale.flow.survival import find_lost
 from graphscale.graph.values import Use, all_nodes, inputs_of, node_name, operand_at, operands_of

@@ -13,11 +13,11 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.windows import CUTS, Window, window_above
 from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
@@ -45,6 +45,9 @@ __all__ = [
     "type_of",
     "zeros_as_inputs",
 ]
+
+if TYPE_CHECKING:
+    from graphscale.analysis.windows import Window
 
 # The dtype and the shape of a value.
 Type = tuple[ir.DataType | None, tuple[int | ir.SymbolicDim, ...] | None]
@@ -118,11 +121,13 @@ def find_coefficients(
         node = value.producer()
         if node is None:
             continue
-        is_placed, above = window is not None or node.op_type in CUTS, window
+        is_placed, above = window is not None or has_trait(node, Trait.WINDOW), window
         for operand, factor in find_terms(node, value, factors, through):
             c = coefficient * factor
             if abs(c) > followed:
                 if is_placed:
+                    from graphscale.analysis.windows import window_above  # few optimizers stack tensors
+
                     is_read, above = window_above(node, value, operand, window)
                     if not is_read:
                         continue

@@ -80,9 +80,9 @@ def ancestors(
     return set(reach(values, above))
 
 
-def follows_from_numbers(value: ir.Value) -> bool:
-    """Return whether a value depends on no graph input but numbers, such as a rate by a schedule."""
-    return all(is_scalar(each) for each in ancestors([value]) if each.is_graph_input())
+def follows_from_numbers(value: ir.Value, stop: Callable[[ir.Value], bool] | None = None) -> bool:
+    """Return whether a value depends on no graph input but numbers, such as a rate by a schedule; see `ancestors`."""
+    return all(is_scalar(each) for each in ancestors([value], stop=stop) if each.is_graph_input())
 
 
 def nodes_above(*values: ir.Value) -> set[ir.Node]:

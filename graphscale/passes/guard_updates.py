@@ -6,8 +6,8 @@ import dataclasses
 
 import onnx_ir as ir
 
-from graphscale.analysis.resets import is_reset
 from graphscale.analysis.updates import Update
+from graphscale.flow.outcome import is_reset
 from graphscale.graph.builder import Builder
 from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.types import dtype_of

@@ -7,7 +7,6 @@ import onnx_ir as ir
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.updates import find_fused_updates
 from graphscale.errors import GraphscaleError
-from graphscale.graph.types import complete_types
 from graphscale.graph.values import all_nodes, node_name
 from graphscale.operators import OPERATORS, PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
@@ -41,7 +40,10 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
 
         if LowerOptimizers()(model).modified:
             warnings.append(f"the {PREVIEW_TRAINING} optimizers, which no runtime executes, were spelled out")
-    complete_types(model)
+    if any(value.dtype is None or value.shape is None for value in model.graph.outputs):
+        from graphscale.graph.inference import complete_types
+
+        complete_types(model)
     fused = _find_hidden_gradients(model, hints)
     if fused:
         from graphscale.passes.split_gemm import SplitGemm
