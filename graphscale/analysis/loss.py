@@ -154,11 +154,12 @@ def _smooth_operands(value: ir.Value) -> list[ir.Value]:
 
 def may_be_scaled(graph: ir.Graph) -> bool:
     """Return whether a number could be the own loss scale of a step: it is fed or carried, or a large constant."""
+    if any(is_float(v) and is_scalar(v) for v in graph.inputs):
+        return True
     if any(map(subgraphs, graph)) or nodes_with(graph, Trait.EFFECT):
         return True
     made = (value for node in graph if node.op_type == "Constant" for value in node.outputs)
-    numbers = (v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_float(v) and is_scalar(v))
-    if any(v.is_graph_input() or (constant_number(v) or 0) >= LEAST_SCALE for v in numbers):
+    if any(is_float(v) and (constant_number(v) or 0) >= LEAST_SCALE for v in (*graph.initializers.values(), *made)):
         return True
     nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
     return any(follows_from_numbers(v, stop=lambda each: each.dtype is ir.DataType.BOOL) for v in nexts)

@@ -121,7 +121,7 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
     pending, under_way = list(functions), set[_Key]()  # no recursion: a file may go deeper than Python
     while pending:
         key = pending[-1]
-        called = set() if key in sizes else functions.keys() & {each for each, _ in _walk(functions[key].node)}
+        called = set() if key in sizes else functions.keys() & {_key(node) for node, _ in _walk(functions[key].node)}
         if key in called or called & under_way:
             raise ModelFileError(f"{name} is damaged: its function {'::'.join(filter(None, key))!r} calls itself")
         if called <= sizes.keys():
@@ -183,8 +183,8 @@ def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Sequence[Any], tuple[s
 def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:
     """Return the size of nodes, from the sizes of their functions."""
     count = calls = depth = 0
-    for key, level in _walk(nodes):
-        inner = sizes.get(key)
+    for node, level in _walk(nodes):
+        inner = sizes.get(_key(node)) if sizes else None
         if inner is None:
             count, depth = count + 1, max(depth, level)
         else:
@@ -192,13 +192,17 @@ def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _S
     return _Size(count, calls, depth)
 
 
-def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[_Key, int]]:
-    """Yield the operator of each node, bodies included, with its nesting level."""
+def _key(node: onnx.NodeProto) -> _Key:
+    return node.domain, node.op_type, node.overload
+
+
+def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.NodeProto, int]]:
+    """Yield the nodes, bodies included, each with its nesting level."""
     pending = [(nodes, 0)]
     while pending:
         some, level = pending.pop()
         for node in some:
-            yield (node.domain, node.op_type, node.overload), level
+            yield node, level
             for attribute in node.attribute:
                 if attribute.HasField("g"):
                     pending.append((attribute.g.node, level + 1))
