@@ -14,7 +14,7 @@ from graphscale.analysis.report import Report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.collector import paused_collector
 from graphscale.errors import AutocastError
-from graphscale.files.model_files import ModelResult
+from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import drop_training_info, to_proto, training_info_of
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original

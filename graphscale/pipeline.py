@@ -7,21 +7,21 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
 
 from graphscale import passes
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.own_scale import find_own_scale, refuse_own_scale
+from graphscale.analysis.loss import may_be_scaled
 from graphscale.analysis.report import TELEMETRY, Report, StateReport, read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
 from graphscale.errors import AlreadyScaledError, AutocastError, TargetError
 from graphscale.files import model_files
-from graphscale.files.model_files import ModelResult
+from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.damage import name_damage
@@ -38,6 +38,9 @@ from graphscale.process.summary import Row
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import make_report, understand
 from graphscale.targets import Target, advise, check_versions, get_target, target_names
+
+if TYPE_CHECKING:
+    from graphscale.analysis.own_scale import OwnScale
 
 __all__ = [
     "LEFT_OUT",
@@ -130,8 +133,8 @@ def scale(
     hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
         warnings = [*prepare(work, hints), *advise(work, chosen)]
-        own = find_own_scale(work.graph, hints.stated_by(work).answers.losses)
-        warnings += refuse_own_scale(own, name)
+        own = _find_own_scale(work, hints)
+        warnings += [] if own is None else own.refuse(name)
         replaced = replace_training_ops(work, chosen)
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
@@ -234,11 +237,20 @@ def inspect(
         return read_report(read_stamp(work.metadata_props, name), name)
     hints = Hints(loss, seed, gradients or (), updates, roles)
     warnings = prepare(work, hints)
-    own = find_own_scale(work.graph, hints.stated_by(work).answers.losses)
+    own = _find_own_scale(work, hints)
     warnings += [] if own is None else [own.warn()]
     report = make_report(understand(work, hints, asking=False))
     count = len(work.graph)
     return dataclasses.replace(report, warnings=(*warnings, *report.warnings), nodes_before=count, nodes_after=count)
+
+
+def _find_own_scale(model: ir.Model, hints: Hints) -> OwnScale | None:
+    """Find the own loss scale of a step; most steps have no number that could be one."""
+    if not may_be_scaled(model.graph):
+        return None
+    from graphscale.analysis.own_scale import find_own_scale
+
+    return find_own_scale(model.graph, hints.stated_by(model).answers.losses)
 
 
 def roles(model: Model, answers: Any = None) -> RoleTable:

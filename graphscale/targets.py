@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CPU_PROVIDER",
     "CUDA_PROVIDER",
+    "IN_ONNX_DOMAIN",
     "MIN_OPSET",
     "RELEASES",
     "STOCK_OPERATORS",
@@ -137,6 +138,12 @@ STOCK_OPERATORS = frozenset(
     (domain, name)
     for domain, names in (("com.microsoft", _STOCK_MICROSOFT), ("", _STOCK_OTHERS))
     for name in names.split()
+)
+
+
+# The operators of training builds in the domain of ONNX.
+IN_ONNX_DOMAIN = frozenset(
+    ("AveragePoolGrad", "MaxPoolGrad", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad")
 )
 
 

@@ -15,12 +15,24 @@ from graphscale.graph.values import (
     is_float,
     is_known_zero,
     is_scalar,
+    subgraphs,
     value_label,
 )
-from graphscale.graph.walks import reach
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.graph.walks import follows_from_numbers, reach
+from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
 
-__all__ = ["find_carried_number", "find_loss_candidates", "is_complemented", "is_differentiable", "resolve_loss"]
+__all__ = [
+    "LEAST_SCALE",
+    "find_carried_number",
+    "find_loss_candidates",
+    "is_complemented",
+    "is_differentiable",
+    "may_be_scaled",
+    "resolve_loss",
+]
+
+# A smaller constant may be a factor of a derivative.
+LEAST_SCALE = 8
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
@@ -138,3 +150,16 @@ def _smooth_operands(value: ir.Value) -> list[ir.Value]:
         return []
     floats = [operand for operand in inputs_of(node) if is_float(operand)]
     return [operand for operand in floats if constant_tensor(operand) is None or not is_scalar(operand)]
+
+
+def may_be_scaled(graph: ir.Graph) -> bool:
+    """Return whether a number could be the own loss scale of a step: it is fed or carried, or a large constant."""
+    if any(is_float(v) and is_scalar(v) for v in graph.inputs):
+        return True
+    if any(map(subgraphs, graph)) or nodes_with(graph, Trait.EFFECT):
+        return True
+    made = (value for node in graph if node.op_type == "Constant" for value in node.outputs)
+    if any(is_float(v) and (constant_number(v) or 0) >= LEAST_SCALE for v in (*graph.initializers.values(), *made)):
+        return True
+    nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
+    return any(follows_from_numbers(v, stop=lambda each: each.dtype is ir.DataType.BOOL) for v in nexts)

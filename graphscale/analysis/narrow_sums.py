@@ -15,7 +15,7 @@ from graphscale.flow.support import reach
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import Use, is_source, uses_of
 from graphscale.graph.walks import ancestors
-from graphscale.operators import Kind, Trait, attribute, has_trait, rule_of, survival_of
+from graphscale.operators import Kind, Trait, has_trait, rule_of, survival_of
 
 __all__ = ["find_narrow_sums"]
 
@@ -40,10 +40,6 @@ def find_narrow_sums(
         losses: the losses; a state that they depend on is a weight.
         updates: the carried states.
     """
-    if not any(value.dtype in _SMALL for node in nodes for value in node.outputs) and not any(
-        attribute(node, "to", 0) in _SMALL for node in nodes if node.op_type == "Cast"
-    ):
-        return []
     dtypes = dtypes_of(nodes)
     behind = reach(nodes, checked)
     weights = {value for value in ancestors(losses) if is_source(value)}

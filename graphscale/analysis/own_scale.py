@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss import find_loss_candidates
+from graphscale.analysis.loss import LEAST_SCALE, find_loss_candidates
 from graphscale.analysis.scales import find_candidates
 from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
@@ -25,6 +25,7 @@ from graphscale.flow.interpreter import Flow
 from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Numbers, ScaleDomain, ScaleEffect, is_single_flag
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
+    all_nodes,
     constant_number,
     constant_tensor,
     inputs_of,
@@ -37,10 +38,8 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
-__all__ = ["OwnScale", "find_own_scale", "refuse_own_scale"]
+__all__ = ["OwnScale", "find_own_scale"]
 
-# A smaller constant may be a factor of a derivative.
-_LEAST = 8
 # The number of numbers tried.
 _MOST = 8
 
@@ -91,6 +90,23 @@ class OwnScale:
             )
         return f"the step has a loss scale of its own, and scale refuses it: {self.describe()}"
 
+    def refuse(self, name: str) -> list[str]:
+        """Refuse a scale that changes; return a warning for a constant one.
+
+        Args:
+            name: the name of the model, for the message.
+
+        Raises:
+            AlreadyScaledError: the step, or its caller, adjusts the scale.
+        """
+        if not self.is_constant:
+            raise AlreadyScaledError(
+                f"{name} already carries a loss scale of its own: {self.describe()}; train it without "
+                "graphscale, or export the step "
+                "without loss scaling"
+            )
+        return [self.warn()]
+
 
 def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | None:
     """Find a step's own loss scale.
@@ -113,25 +129,6 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
             unscaled = [v for v in scale.unscaled if not is_scalar(v)] or scale.unscaled
             return OwnScale(value, loss, tuple(unscaled), _find_next(graph, value, scale), scale.tested)
     return None
-
-
-def refuse_own_scale(own: OwnScale | None, name: str) -> list[str]:
-    """Refuse a step whose own loss scale changes; return a warning for a constant one.
-
-    Args:
-        own: the step's own loss scale, if any.
-        name: the name of the model, for the message.
-
-    Raises:
-        AlreadyScaledError: the step, or its caller, adjusts a loss scale.
-    """
-    if own is not None and not own.is_constant:
-        raise AlreadyScaledError(
-            f"{name} already carries a loss scale of its own: {own.describe()}; train it without "
-            "graphscale, or export the step "
-            "without loss scaling"
-        )
-    return [] if own is None else [own.warn()]
 
 
 def _sources(graph: ir.Graph) -> list[ir.Value]:
@@ -160,14 +157,14 @@ def _states(graph: ir.Graph, numbers: Numbers) -> Iterator[tuple[ir.Value, dict[
 
 def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
     """Yield the first constant of each number, with all constants of the number and its reciprocal."""
-    made = (value for node in graph.all_nodes() if node.op_type == "Constant" for value in node.outputs)
+    made = (value for node in all_nodes(graph) if node.op_type == "Constant" for value in node.outputs)
     values: dict[float, list[ir.Value]] = {}
     for value in (*_sources(graph), *made):
         number = constant_number(value) if is_float(value) else None
         if number is not None and 0 < number < math.inf and value.uses():
             values.setdefault(number, []).append(value)
     for number, same in values.items():
-        if number >= _LEAST:
+        if number >= LEAST_SCALE:
             yield same[0], {**dict.fromkeys(same, 1), **dict.fromkeys(values.get(1 / number, ()), -1)}
 
 

@@ -12,15 +12,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.hazards import find_unordered_readers
-from graphscale.analysis.resets import is_kept
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, degree_of
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.outcome import Outcomes
+from graphscale.flow.outcome import Outcomes, is_kept
 from graphscale.flow.support import depends_on, reach
 from graphscale.flow.survival import find_lost
-from graphscale.graph.values import Use, inputs_of, node_name, operand_at, operands_of, subgraphs
+from graphscale.graph.values import Use, all_nodes, inputs_of, node_name, operand_at, operands_of
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, nodes_with, rule_of
 
@@ -84,9 +82,12 @@ def prove(
         for value in graph.outputs:
             if value in reached and value not in exempt:
                 raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
-    for write, readers in find_unordered_readers(graph):
-        names = ", ".join(node_name(node) for node in readers)
-        raise ProofError(f"{names} could read {operand_at(Use(write, 0)).name!r} after it was overwritten")
+    if nodes_with(nodes, Trait.ACCUMULATOR):
+        from graphscale.analysis.hazards import find_unordered_readers  # few targets write in place
+
+        for write, readers in find_unordered_readers(graph):
+            names = ", ".join(node_name(node) for node in readers)
+            raise ProofError(f"{names} could read {operand_at(Use(write, 0)).name!r} after it was overwritten")
     return degrees
 
 
@@ -149,11 +150,8 @@ def _prove_guards(nodes: Iterable[ir.Node], applies: ir.Value, guarded: Mapping[
 
 def scaled_contractions(nodes: Iterable[ir.Node], degrees: Mapping[ir.Value, Degree]) -> Iterator[str]:
     """Yield the names of contractions and gradient operators with a scaled operand, bodies included."""
-    for node in nodes:
-        for body in subgraphs(node):
-            yield from scaled_contractions(body, degrees)
-        if not any(degrees.get(value, 0) not in (0, ZERO) for value in inputs_of(node)):
-            continue
-        rule = rule_of(node)
+    scaled = {value for value, degree in degrees.items() if degree not in (0, ZERO)}
+    for node in all_nodes(nodes):
+        rule = None if scaled.isdisjoint(node.inputs) else rule_of(node)
         if rule is not None and (rule.contraction or rule.gradient):
             yield node_name(node)

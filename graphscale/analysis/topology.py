@@ -223,7 +223,7 @@ class Topology:
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
         holding = find_holders(kept, self.nodes, self.factors)
         for value in (node.outputs[0] for node in self.nodes):
-            if type_of(value) in kinds and value in among and value in behind and value in holding:
+            if value in holding and value in behind and value in among and type_of(value) in kinds:
                 held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)
                 moved.update((value, weight) for weight in held if type_of(weight) == type_of(value))
         return moved

@@ -14,11 +14,11 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.windows import CUTS, Window, window_above
 from graphscale.flow.flat_graph import find_origins
 from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
@@ -33,6 +33,7 @@ __all__ = [
     "Update",
     "average_factors",
     "find_coefficients",
+    "find_fused_updates",
     "find_held_initializers",
     "find_holders",
     "find_terms",
@@ -46,6 +47,9 @@ __all__ = [
     "type_of",
     "zeros_as_inputs",
 ]
+
+if TYPE_CHECKING:
+    from graphscale.analysis.windows import Window
 
 # The dtype and the shape of a value.
 Type = tuple[ir.DataType | None, tuple[int | ir.SymbolicDim, ...] | None]
@@ -121,11 +125,13 @@ def find_coefficients(
             if value in factors.origins:
                 heapq.heappush(pending, (size, next(order), coefficient, factors.origins[value], None))
             continue
-        is_placed, above = window is not None or node.op_type in CUTS, window
+        is_placed, above = window is not None or has_trait(node, Trait.WINDOW), window
         for operand, factor in find_terms(node, value, factors, through):
             c = coefficient * factor
             if abs(c) > followed:
                 if is_placed:
+                    from graphscale.analysis.windows import window_above  # few optimizers stack tensors
+
                     is_read, above = window_above(node, value, operand, window)
                     if not is_read:
                         continue
@@ -298,6 +304,21 @@ def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Fact
     if node.op_type not in ("Add", "Sub", "Sum"):
         return bool(terms)
     return any(None in type_of(operand) or type_of(operand) == type_of(value) for operand in terms)
+
+
+def find_fused_updates(graph: ir.Graph) -> list[ir.Node]:
+    """Find the Gemm nodes whose addend holds a matrix that is fed or stored: perhaps a weight or a moment."""
+    found, matrices = [], {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)}
+    factors = Factors()
+    for node in graph:
+        addend = node.inputs[2] if (node.domain, node.op_type) == ("", "Gemm") and len(node.inputs) > 2 else None
+        if addend is not None and (addend in matrices or find_coefficients(addend, matrices, factors)):
+            found.append(node)
+    return found
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    return value.shape is None or (len(value.shape) == 2 and 1 not in value.shape.dims)
 
 
 def is_stored(value: ir.Value) -> bool:

@@ -13,10 +13,7 @@ import onnx_ir as ir
 from graphscale.graph.values import constant_tensor, inputs_of
 from graphscale.operators import Trait, attribute, has_trait
 
-__all__ = ["CUTS", "Window", "window_above"]
-
-# Operators with a window of their first operand as output.
-CUTS = frozenset(("Slice", "Split", "Gather"))
+__all__ = ["Window", "window_above"]
 
 # The first element and the number of elements, in row-major order; None for all elements, or for unknown ones.
 Window = tuple[int, int] | None
@@ -31,7 +28,7 @@ def window_above(node: ir.Node, value: ir.Value, operand: ir.Value, window: Wind
         operand: one of its operands.
         window: the window of the output.
     """
-    if node.op_type in CUTS:
+    if has_trait(node, Trait.WINDOW):
         size, start = _size(value), _start(node, value)
         if size is None or start is None:
             return True, None

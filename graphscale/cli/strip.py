@@ -24,14 +24,14 @@ def strip(
         graphscale strip step.onnx -o stripped.onnx
         graphscale strip scaled -o stripped_artifacts
     """
-    from graphscale.files import model_files
+    from graphscale.files import saving
     from graphscale.ort.artifacts.strip_folder import strip_artifacts
     from graphscale.stripping import strip as strip_model
 
     if is_folder(scaled, output, False, {}, marked=False):
         names = list(strip_artifacts(scaled, output, force=force))
     else:
-        model_files.save(strip_model(scaled), output)
+        saving.save(strip_model(scaled), output)
         names = [output.name]
     print_json(lambda: {"output": str(output), "models": names})
     say(f"{scaled} without graphscale -> {output}")

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphscale.errors import ExportError
 from graphscale.exporters.export_report import make_runner
 from graphscale.exporters.rounding import Numbers, disturb, largest, tolerance_of
-from graphscale.files import model_files
+from graphscale.files import saving
 from graphscale.files.tensor_files import Arrays
 
 __all__ = ["Comparison", "OwnStep"]
@@ -99,7 +99,7 @@ class Comparison:
         state = dict(first)
         with tempfile.TemporaryDirectory(prefix="graphscale-") as folder:
             path = Path(folder, "step.onnx")
-            model_files.save(self._model, path)
+            saving.save(self._model, path)
             run = make_runner(path)
             for number, batch in enumerate(batches, 1):
                 found = run(batch | state)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from graphscale.errors import ExportError
 from graphscale.graph.builder import Builder, Editor
-from graphscale.graph.types import complete_types
+from graphscale.graph.inference import complete_types
 from graphscale.graph.values import inputs_of
 
 __all__ = ["rewrite_scattered_sums"]

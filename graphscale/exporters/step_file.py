@@ -12,7 +12,8 @@ import onnx_ir.passes.common
 
 from graphscale.errors import ExportError
 from graphscale.files.tensor_files import Arrays
-from graphscale.files.writing import MARK_KEY, ROLES_KEY
+from graphscale.files.training_info import ROLES_KEY
+from graphscale.files.writing import MARK_KEY
 
 __all__ = ["REFUSED_INDEX", "complete_step", "gradient_name", "next_name", "remove_outputs", "unique_names"]
 

@@ -106,8 +106,8 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
             declared = ((value.name, value.type.SerializeToString()) for value in graph.value_info)
             yield from _find_twice("type of value", declared)
         values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
-        tensors = [value for value in values if value.type.HasField("tensor_type")]
-        dtypes = [(value.name, value.type.tensor_type.elem_type) for value in tensors]
+        types = ((value.name, value.type) for value in values)
+        dtypes = [(name, each.tensor_type.elem_type) for name, each in types if each.HasField("tensor_type")]
         yield from (
             f"the value {name!r} is declared without a type of its elements" for name, dtype in dtypes if not dtype
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx
@@ -121,7 +121,7 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
     pending, under_way = list(functions), set[_Key]()  # no recursion: a file may go deeper than Python
     while pending:
         key = pending[-1]
-        called = set() if key in sizes else functions.keys() & {each for each, _ in _walk(functions[key].node)}
+        called = set() if key in sizes else functions.keys() & {_key(node) for node, _ in _walk(functions[key].node)}
         if key in called or called & under_way:
             raise ModelFileError(f"{name} is damaged: its function {'::'.join(filter(None, key))!r} calls itself")
         if called <= sizes.keys():
@@ -146,9 +146,11 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
 def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
     """Refuse a model with too many parts of a kind, at the first excess."""
     most, found = current_limits().max_nodes, collections.Counter[str]()
-    for part, fields in _list_parts(proto):
+    if proto.ByteSize() <= 2 * most:  # an entry has two bytes at least
+        return
+    for parts, fields in _list_parts(proto):
         for field in fields:
-            found[field] += len(getattr(part, field))
+            found[field] += sum([len(getattr(part, field)) for part in parts])
             limit = most * _OPERANDS if field in ("input", "output") else most
             if found[field] > limit:
                 raise ModelFileError(
@@ -156,34 +158,33 @@ def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
                 )
 
 
-def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Any, tuple[str, ...]]]:
+def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Sequence[Any], tuple[str, ...]]]:
     """Yield messages with repeated fields, outer ones first, and the names of these fields."""
-    yield proto, _OF_MODEL
-    yield from ((info, _OF_TRAINING) for info in proto.training_info)
+    yield [proto], _OF_MODEL
+    yield proto.training_info, _OF_TRAINING
     pending: list[Any] = [proto.graph, *proto.functions]
     while pending:
         scope = pending.pop()
         if isinstance(scope, onnx.GraphProto):
-            yield scope, _OF_GRAPH
-            yield from ((tensor, _OF_TENSOR) for tensor in scope.initializer)
+            yield [scope], _OF_GRAPH
+            yield scope.initializer, _OF_TENSOR
         else:
-            yield scope, _OF_FUNCTION
-        for node in scope.node:
-            yield node, _OF_NODE
-            for attribute in node.attribute:
-                yield attribute, _OF_ATTRIBUTE
-                if attribute.HasField("t"):
-                    yield attribute.t, _OF_TENSOR
-                pending += attribute.graphs
-                if attribute.HasField("g"):
-                    pending.append(attribute.g)
+            yield [scope], _OF_FUNCTION
+        yield scope.node, _OF_NODE
+        attributes = [attribute for node in scope.node for attribute in node.attribute]
+        yield attributes, _OF_ATTRIBUTE
+        yield [attribute.t for attribute in attributes if attribute.HasField("t")], _OF_TENSOR
+        for attribute in attributes:
+            pending += attribute.graphs
+            if attribute.HasField("g"):
+                pending.append(attribute.g)
 
 
 def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:
     """Return the size of nodes, from the sizes of their functions."""
     count = calls = depth = 0
-    for key, level in _walk(nodes):
-        inner = sizes.get(key)
+    for node, level in _walk(nodes):
+        inner = sizes.get(_key(node)) if sizes else None
         if inner is None:
             count, depth = count + 1, max(depth, level)
         else:
@@ -191,13 +192,17 @@ def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _S
     return _Size(count, calls, depth)
 
 
-def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[_Key, int]]:
-    """Yield the operator of each node, bodies included, with its nesting level."""
+def _key(node: onnx.NodeProto) -> _Key:
+    return node.domain, node.op_type, node.overload
+
+
+def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.NodeProto, int]]:
+    """Yield the nodes, bodies included, each with its nesting level."""
     pending = [(nodes, 0)]
     while pending:
         some, level = pending.pop()
         for node in some:
-            yield (node.domain, node.op_type, node.overload), level
+            yield node, level
             for attribute in node.attribute:
                 if attribute.HasField("g"):
                     pending.append((attribute.g.node, level + 1))

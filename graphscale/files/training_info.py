@@ -10,6 +10,7 @@ import onnx_ir as ir
 from graphscale.errors import UnsupportedModelError
 
 __all__ = [
+    "ROLES_KEY",
     "copy_training_info",
     "drop_training_info",
     "keep_training_info",
@@ -18,6 +19,8 @@ __all__ = [
     "training_info_of",
 ]
 
+# The metadata property of a training graph that states roles, as a roles file does: exporters write it.
+ROLES_KEY = "graphscale.roles"
 _KEY = "graphscale.training_info"  # in `model.meta`
 
 

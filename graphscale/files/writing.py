@@ -19,10 +19,10 @@ import google.protobuf.message
 from graphscale.errors import ModelFileError, OutputError
 from graphscale.files.descriptors import descriptor_of, send
 from graphscale.files.model_size import parse_model
+from graphscale.files.training_info import ROLES_KEY
 
 __all__ = [
     "MARK_KEY",
-    "ROLES_KEY",
     "WRITER",
     "check_new_output",
     "check_output",
@@ -37,8 +37,6 @@ __all__ = [
 WRITER = "graphscale"
 # The metadata property of a model without another property of graphscale.
 MARK_KEY = "graphscale.written"
-# The metadata property of a training graph that states roles, as a roles file does: exporters write it.
-ROLES_KEY = "graphscale.roles"
 
 # Marks of their writer in files other than models: pictures, pages, SARIF logs, counterexamples, metrics.
 _MARKS = (

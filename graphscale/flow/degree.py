@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from graphscale.flow.interpreter import Domain
 from graphscale.graph.values import is_known_zero, node_name, op_name
-from graphscale.operators import ALL, UNRULED, Kind, Rule, rule_of
+from graphscale.operators import ALL, Kind, Rule, rule_of
 
 __all__ = [
     "ZERO",
@@ -126,6 +126,8 @@ class Conflict:
 
     def __str__(self) -> str:
         if self.unknown:
+            from graphscale.operators.unruled import UNRULED
+
             reason = UNRULED.get((self.node.domain, self.node.op_type))
             why = "" if reason is None else f": {reason}"
             return f"operator {op_name(self.node)} of node {node_name(self.node)!r} has no degree rule{why}"

@@ -103,6 +103,7 @@ class Flow(Generic[E]):
         self.elements: dict[ir.Value, E] = dict(seeds or {})
         self._functions = functions or {}
         self._reads = type(domain).read is not Domain.read
+        self._writes = type(domain).write is not Domain.write
         self._layouts: dict[ir.Node, _Layout] = {}
 
     def of(self, value: ir.Value | None) -> E:
@@ -125,8 +126,14 @@ class Flow(Generic[E]):
 
     def visit(self, node: ir.Node) -> list[ir.Value]:
         """Interpret a node of the main graph anew, and return its outputs of changed element."""
-        results, write = self.evaluate(node), self.domain.write
-        return [v for v, element in zip(node.outputs, results, strict=True) if self._set(v, write(v, element))]
+        elements, default, changed = self.elements, self.domain.default, []
+        for value, element in zip(node.outputs, self.evaluate(node), strict=True):
+            if self._writes:
+                element = self.domain.write(value, element)
+            if elements.get(value, default) != element:
+                elements[value] = element
+                changed.append(value)
+        return changed
 
     def evaluate(self, node: ir.Node) -> Sequence[E]:
         """Return the elements of a node's outputs; those of the values in its bodies are set."""

@@ -30,7 +30,8 @@ class _OriginDomain(SupportDomain):
         self._is_flag = is_flag
 
     def write(self, value: ir.Value, element: int) -> int:
-        element = super().write(value, element)
+        if not element or value in self._stop:
+            return 0
         if element & _DATA:
             return _FLAG if self._is_flag(value) else _DATA
         # A cast, or a selection of constants, makes a number of a flag.

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.graph.values import reads_shape
+from graphscale.graph.walks import ancestors
 
 __all__ = ["SupportDomain", "depends_on", "reach"]
 
@@ -32,8 +33,8 @@ class SupportDomain(Domain[int]):
         self._stop = stop
 
     def transfer(self, node: ir.Node, operands: Sequence[int]) -> Sequence[int]:
-        sources = 0 if reads_shape(node) else functools.reduce(operator.or_, operands, 0)
-        return [sources] * len(node.outputs)
+        sources = functools.reduce(operator.or_, operands, 0)
+        return [0 if sources and reads_shape(node) else sources] * len(node.outputs)
 
     def opaque(self, node: ir.Node, operands: Sequence[int]) -> Sequence[int]:
         return [functools.reduce(operator.or_, operands, 0)] * len(node.outputs)
@@ -69,4 +70,5 @@ def reach(
 
 def depends_on(value: ir.Value, source: ir.Value, graph: ir.Graph) -> bool:
     """Return whether one value of a main graph depends on another."""
-    return value in reach(graph, [source])
+    above = ancestors([value])
+    return source in above and value in reach((node for node in graph if not above.isdisjoint(node.outputs)), [source])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -210,11 +210,22 @@ def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Va
     Returns:
         for each such value, the first node that makes an overflow finite.
     """
-    flow, tested = Flow(SurvivalDomain(KINDS), {scale: SCALE}), frozenset(checked)
-    lost: dict[ir.Value, Loss] = {}
-    for node in nodes:
-        flow.visit_all([node])
-        for value in node.outputs:
-            if value in tested and (effect := flow.elements.pop(value, None)) is not None and effect.loss is not None:
-                lost[value] = effect.loss  # a tested value is finite below, or the step is skipped
-    return lost
+    domain = _TestedDomain(frozenset(checked))
+    Flow(domain, {scale: SCALE}).visit_all(nodes)
+    return domain.lost
+
+
+class _TestedDomain(SurvivalDomain):
+    """The effects of overflows on a step that is applied, whose tested values are finite."""
+
+    def __init__(self, tested: Container[ir.Value]) -> None:
+        super().__init__(KINDS)
+        self._tested = tested
+        self.lost: dict[ir.Value, Loss] = {}
+
+    def write(self, value: ir.Value, element: Effect) -> Effect:
+        if value not in self._tested:
+            return element
+        if element.loss is not None:
+            self.lost[value] = element.loss
+        return FINITE

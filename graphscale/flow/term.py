@@ -42,10 +42,13 @@ class TermDomain(Domain[Term]):
 
     def source(self, value: ir.Value) -> Term:
         """Return the term of an input, an initializer or a constant; None for other values."""
+        node = value.producer()
+        if node is not None and node.op_type != "Constant":
+            return None
         tensor = constant_tensor(value)
         if tensor is not None and tensor.size <= _SMALL:
             return self._number((tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()))
-        return self._number(value) if tensor is not None or value.producer() is None else None
+        return self._number(value) if tensor is not None or node is None else None
 
     def read(self, node: ir.Node, index: int, element: Term) -> Term:
         value = node.inputs[index]

@@ -76,9 +76,7 @@ class Editor:
         for graph in graphs:
             self._names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
             for node in graph:
-                self._names.add(node.name or "")
-                for value in node.outputs:
-                    self._names.add(value.name or "")
+                self._names.update([node.name or "", *[value.name or "" for value in node.outputs]])
                 graphs += subgraphs(node)
 
     def unique(self, wanted: str, *, report: bool = False) -> str:

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from graphscale.errors import AlreadyScaledError, ModelFileError
 from graphscale.files.reading import parse_json
-from graphscale.files.training_info import drop_training_info
-from graphscale.files.writing import ROLES_KEY
+from graphscale.files.training_info import ROLES_KEY, drop_training_info
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 from graphscale.graph.notes import annotate, compose_notes, describe_model, find_wrong_notes
+from graphscale.graph.values import all_nodes
 from graphscale.policy.names import ScaledValue
 
 __all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
@@ -29,6 +29,7 @@ SPLIT_KEY = "graphscale.split"
 # Marks that only a loss scale leaves: a function of this domain, and the nodes of two passes.
 _DOMAIN = "graphscale"
 _PASSES = (SCALE_LOSS, UNSCALE_GRADIENTS)
+_NAMES = tuple(f"graphscale/{name}/" for name in _PASSES)
 # Fields that most stamps lack, with their defaults.
 _OPTIONAL = {"telemetry": "{}", "in_place": "[]"}
 _MOST = 2**53  # far below the overflow of an integer count
@@ -143,10 +144,8 @@ def refuse_scaled(model: ir.Model, name: str) -> None:
 def _has_lost_stamp(model: ir.Model) -> bool:
     """Return whether graphscale has scaled a model without a stamp, whose metadata another tool has dropped."""
     return any(
-        node.domain == _DOMAIN
-        or node.metadata_props.get(PASS_KEY) in _PASSES
-        or (node.name or "").startswith(tuple(f"graphscale/{name}/" for name in _PASSES))
-        for node in model.graph.all_nodes()
+        node.domain == _DOMAIN or node.metadata_props.get(PASS_KEY) in _PASSES or (node.name or "").startswith(_NAMES)
+        for node in all_nodes(model.graph)
     )
 
 

@@ -80,9 +80,9 @@ def ancestors(
     return set(reach(values, above))
 
 
-def follows_from_numbers(value: ir.Value) -> bool:
-    """Return whether a value depends on no graph input but numbers, such as a rate by a schedule."""
-    return all(is_scalar(each) for each in ancestors([value]) if each.is_graph_input())
+def follows_from_numbers(value: ir.Value, stop: Callable[[ir.Value], bool] | None = None) -> bool:
+    """Return whether a value depends on no graph input but numbers, such as a rate by a schedule; see `ancestors`."""
+    return all(is_scalar(each) for each in ancestors([value], stop=stop) if each.is_graph_input())
 
 
 def nodes_above(*values: ir.Value) -> set[ir.Node]:
@@ -147,7 +147,9 @@ def source_by_trait(value: ir.Value, traits: Trait, across: Mapping[ir.Value, ir
 def is_contradiction(flag: ir.Value | None) -> bool:
     """Return whether a flag is the conjunction of a flag and its negation: never true, it only delays a value."""
     node = None if flag is None else flag.producer()
-    flags = inputs_of(node) if node is not None and node.op_type == "And" else ()
+    if node is None or node.op_type != "And":
+        return False
+    flags = inputs_of(node)
     negations = (above for value in flags if (above := value.producer()) is not None and above.op_type == "Not")
     return any(negation.inputs[0] in flags for negation in negations)
 

@@ -26,7 +26,6 @@ from graphscale.operators.table import (
     written_inputs,
 )
 from graphscale.operators.traits import Trait
-from graphscale.operators.unruled import UNRULED
 
 __all__ = [
     "ALL",
@@ -36,7 +35,6 @@ __all__ = [
     "MICROSOFT",
     "OPERATORS",
     "PREVIEW_TRAINING",
-    "UNRULED",
     "CastRule",
     "Colour",
     "Fate",

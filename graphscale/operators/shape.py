@@ -108,8 +108,8 @@ row("CastLike", _like, _CAST, resolve=_resolve_cast_like, survival=_survive_cast
 row("BitCast", NONLINEAR)
 
 # --- parts and wholes -------------------------------------------------------------------------------------------------
-row("Slice", FIRST, Trait.PART | Trait.MOVE | Trait.REMOVABLE, CLEAR, survival=PICKED)
-row("Split", FIRST, Trait.MOVE | Trait.REMOVABLE, CLEAR, survival=KEPT)
+row("Slice", FIRST, Trait.WINDOW | Trait.PART | Trait.MOVE | Trait.REMOVABLE, CLEAR, survival=PICKED)
+row("Split", FIRST, Trait.WINDOW | Trait.MOVE | Trait.REMOVABLE, CLEAR, survival=KEPT)
 row("Trilu Compress", FIRST, Trait.PART | Trait.MOVE, CLEAR, survival=PICKED)
 row("CenterCropPad", FIRST, Trait.PART | Trait.MOVE, survival=PICKED)
 row("Unique", Rule(Kind.LINEAR, data=(0,), outputs=(0,)), Trait.MOVE)
@@ -118,7 +118,9 @@ row("Concat", LINEAR, Trait.MOVE | Trait.REMOVABLE, CLEAR, survival=KEPT)
 row("Pad", Rule(Kind.LINEAR, data=(0, 2)), Trait.MOVE | Trait.REMOVABLE, CLEAR, resolve=_resolve_pad, survival=PICKED)
 
 # --- by index ---------------------------------------------------------------------------------------------------------
-row("Gather GatherElements", FIRST, Trait.PART | Trait.MOVE | Trait.INDEXES_AXIS, CLEAR, survival=PICKED)
+_gathered = Trait.PART | Trait.MOVE | Trait.INDEXES_AXIS
+row("Gather", FIRST, _gathered | Trait.WINDOW, CLEAR, survival=PICKED)
+row("GatherElements", FIRST, _gathered, CLEAR, survival=PICKED)
 row("GatherND", FIRST, Trait.PART | Trait.MOVE | Trait.INDEXES_AXES, CLEAR, survival=PICKED)
 _scattered = Rule(Kind.LINEAR, data=(0, 2))
 _facts: dict[str, Any] = {"resolve": _resolve_scatter, "survival": _survive_scatter}

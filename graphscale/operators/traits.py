@@ -18,6 +18,7 @@ class Trait(enum.Flag):
     PERMUTE = enum.auto()  # its elements in another order
     REPEAT = enum.auto()  # its elements, each at least once
     SIGN = enum.auto()  # its elements or their negatives, element by element
+    WINDOW = enum.auto()  # neighbours along an axis, as an attribute or other operands say
     PART = enum.auto()  # a part of its elements, others are left out
     MOVE = enum.auto()  # numbers of the data operands, in whatever arrangement
     ELEMENTWISE = enum.auto()  # each element follows from the elements at its place alone, broadcasting included

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from graphscale.collector import paused_collector
-from graphscale.files.model_files import ModelResult
+from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import to_proto
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.damage import name_damage

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
+from graphscale.analysis.updates import find_fused_updates
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.graph_pass import GraphPass, run_passes
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.preparation import replace_training_ops
 from graphscale.passes.scale_loss import ScaleLoss
-from graphscale.passes.split_gemm import SplitGemm, find_fused_updates
 from graphscale.passes.step_pass import StepPass
 from graphscale.passes.unscale_gradients import UnscaleGradients
 from graphscale.passes.update_loss_scale import UpdateLossScale
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from graphscale.passes.lower_optimizers import LowerOptimizers
     from graphscale.passes.lower_precision import Autocast
     from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps
+    from graphscale.passes.split_gemm import SplitGemm
     from graphscale.passes.telemetry import AddTelemetry
 
     ORDER: tuple[type[GraphPass], ...]
@@ -64,6 +65,7 @@ _MODULES = {
     "InlineFunctions": "inline_functions",
     "LowerOptimizers": "lower_optimizers",
     "LowerTrainingOps": "lower_training_ops.lower_training_ops",
+    "SplitGemm": "split_gemm",
 }
 _REQUIRED: dict[str, type[GraphPass]] = {
     "ScaleLoss": ScaleLoss,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -12,14 +13,30 @@ from graphscale.analysis.report import WRITTEN_IN_PLACE
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import constant_tensor
-from graphscale.operators import Optimizer, optimizer_of
+from graphscale.operators import Optimizer, optimizer_of, overwritten_inputs, written_inputs
 from graphscale.passes.step_pass import carry
 from graphscale.step.training_step import Carried
 
-__all__ = ["copy_overwritten_input", "guard_accumulator", "guard_optimizer", "guard_written_input"]
+__all__ = ["guard_in_place", "guard_optimizer", "guard_written_input"]
 
 
-def guard_accumulator(build: Builder, node: ir.Node, applies: ir.Value) -> None:
+def guard_in_place(
+    build: Builder, accumulators: Iterable[ir.Node], writers: Iterable[ir.Node], applies: ir.Value
+) -> Iterator[Carried]:
+    """Guard the nodes that write in place, and yield the running statistics among the states."""
+    for node in accumulators:
+        _guard_accumulator(build, node, applies)
+    for node in writers:
+        guard_optimizer(build, node, applies)
+        written = written_inputs(node)
+        for i in overwritten_inputs(node):
+            if i not in written:
+                _copy_overwritten_input(build, node, i)
+            elif (state := guard_written_input(build, node, i, written[i], applies)) is not None:
+                yield state
+
+
+def _guard_accumulator(build: Builder, node: ir.Node, applies: ir.Value) -> None:
     """Make an accumulator add -0.0 on a skipped step: x + -0.0 is x, bit for bit."""
     buffer, gradient = node.inputs[0], node.inputs[1]
     assert buffer is not None and gradient is not None
@@ -83,7 +100,7 @@ def _protect_states(build: Builder, node: ir.Node, optimizer: Optimizer, applies
         node.replace_input_with(i, copy)
 
 
-def copy_overwritten_input(build: Builder, node: ir.Node, i: int) -> None:
+def _copy_overwritten_input(build: Builder, node: ir.Node, i: int) -> None:
     """Make the operator overwrite a copy, unless its operand has a buffer of its own."""
     state = node.inputs[i]
     if state is not None and not is_fresh(state):
@@ -98,7 +115,7 @@ def guard_written_input(build: Builder, node: ir.Node, i: int, o: int, applies: 
     state, new = node.inputs[i], node.outputs[o] if o < len(node.outputs) else None
     if state is None or new is None or not new.name or not (state.is_graph_input() or state.is_initializer()):
         return None
-    copy_overwritten_input(build, node, i)
+    _copy_overwritten_input(build, node, i)
     build = dataclasses.replace(build, dtype=dtype_of(state))
     guarded = build.op("Where", [applies, new, state], name=f"{state.name}.guarded", like=state)
     return carry(build, state, guarded, WRITTEN_IN_PLACE, in_place=True, guarded=True)

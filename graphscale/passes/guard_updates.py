@@ -6,20 +6,14 @@ import dataclasses
 
 import onnx_ir as ir
 
-from graphscale.analysis.resets import is_reset
 from graphscale.analysis.updates import Update
+from graphscale.flow.outcome import is_reset
 from graphscale.graph.builder import Builder
 from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.types import dtype_of
 from graphscale.graph.walks import restore_order
-from graphscale.operators import overwritten_inputs, writing_nodes, written_inputs
+from graphscale.operators import writing_nodes
 from graphscale.passes.check_finite import CheckFinite
-from graphscale.passes.guard_in_place import (
-    copy_overwritten_input,
-    guard_accumulator,
-    guard_optimizer,
-    guard_written_input,
-)
 from graphscale.passes.step_pass import StepPass, carry
 from graphscale.policy.names import ScaledValue
 from graphscale.step.training_step import Carried, Step
@@ -62,18 +56,11 @@ class GuardUpdates(StepPass):
             carried.append(pair)
             changed = changed or is_changed
         if applies is not None and step.all_finite is not None:
-            for node in step.accumulators:
-                guard_accumulator(build, node, applies)
             writers = writing_nodes(step.graph)
-            for node in writers:
-                guard_optimizer(build, node, applies)
-                written = written_inputs(node)
-                for i in overwritten_inputs(node):
-                    if i not in written:
-                        copy_overwritten_input(build, node, i)
-                    elif (state := guard_written_input(build, node, i, written[i], applies)) is not None:
-                        carried.append(state)
             if writers or step.accumulators:
+                from graphscale.passes.guard_in_place import guard_in_place  # few steps write in place
+
+                carried += guard_in_place(build, step.accumulators, writers, applies)
                 # These guards are inserted before their nodes, and the check at the end: restore the order.
                 restore_order(step.graph)
             build.editor.output(step.all_finite, ScaledValue.ALL_FINITE.wanted)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.analysis.hints import NO_HINTS, Hints
+from graphscale.analysis.updates import find_fused_updates
 from graphscale.errors import GraphscaleError
-from graphscale.graph.types import complete_types, dtypes_of
-from graphscale.graph.values import node_name
-from graphscale.operators import PREVIEW_TRAINING
+from graphscale.graph.types import dtypes_of
+from graphscale.graph.values import all_nodes, node_name
+from graphscale.operators import OPERATORS, PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
-from graphscale.passes.split_gemm import SplitGemm, find_fused_updates
 from graphscale.step.understanding import understand
-from graphscale.targets import Target, needs_training_build
+from graphscale.targets import IN_ONNX_DOMAIN, Target, needs_training_build
 
 __all__ = ["needs_preparation", "prepare", "replace_training_ops"]
 
@@ -41,12 +41,18 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
 
         if LowerOptimizers()(model).modified:
             warnings.append(f"the {PREVIEW_TRAINING} optimizers, which no runtime executes, were spelled out")
-    complete_types(model)
-    for value, dtype in dtypes_of(model.graph.all_nodes()).items():
-        if value.dtype is None and not dtype.is_floating_point():
-            value.dtype = dtype  # a value of an unknown dtype may be scaled
+    if any(value.dtype is None or value.shape is None for value in model.graph.outputs):
+        from graphscale.graph.inference import complete_types
+
+        complete_types(model)
+    if any(value.dtype is None for node in model.graph for value in node.outputs):
+        for value, dtype in dtypes_of(model.graph.all_nodes()).items():
+            if value.dtype is None and not dtype.is_floating_point():
+                value.dtype = dtype  # a value of an unknown dtype may be scaled
     fused = _find_hidden_gradients(model, hints)
     if fused:
+        from graphscale.passes.split_gemm import SplitGemm
+
         SplitGemm(fused)(model)
         names = ", ".join(node_name(node) for node in fused)
         warnings.append(f"a gradient was fused into an update: the Gemm nodes {names} were split into product and sum")
@@ -74,7 +80,10 @@ def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
     Raises:
         UnsupportedModelError: an operator has no standard form.
     """
-    if target.in_place or not any(map(needs_training_build, model.graph.all_nodes())):
+    by_operator = {} if target.in_place else {(node.domain, node.op_type): node for node in all_nodes(model.graph)}
+    # The schemas of ONNX take longer to load than a small step takes to scale.
+    nodes = (node for key, node in by_operator.items() if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN)
+    if not any(map(needs_training_build, nodes)):
         return {}
     from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps  # with all formulas
 

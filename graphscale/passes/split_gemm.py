@@ -9,28 +9,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
-from graphscale.analysis.updates import Factors, find_coefficients
+from graphscale.analysis.updates import find_fused_updates
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.types import dtype_of
 from graphscale.operators import attribute
 from graphscale.passes.graph_pass import GraphPass
 
-__all__ = ["SplitGemm", "find_fused_updates"]
-
-
-def find_fused_updates(graph: ir.Graph) -> list[ir.Node]:
-    """Find the Gemm nodes whose addend holds a matrix that is fed or stored: perhaps a weight or a moment."""
-    found, matrices = [], {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)}
-    factors = Factors()
-    for node in graph:
-        addend = node.inputs[2] if (node.domain, node.op_type) == ("", "Gemm") and len(node.inputs) > 2 else None
-        if addend is not None and (addend in matrices or find_coefficients(addend, matrices, factors)):
-            found.append(node)
-    return found
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    return value.shape is None or (len(value.shape) == 2 and 1 not in value.shape.dims)
+__all__ = ["SplitGemm"]
 
 
 @dataclasses.dataclass(frozen=True)

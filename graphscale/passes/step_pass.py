@@ -12,7 +12,6 @@ from onnx_ir.passes import PassResult
 from graphscale.errors import PassOrderError
 from graphscale.graph.builder import Builder
 from graphscale.passes.graph_pass import GraphPass
-from graphscale.passes.nodes.write_order import write_in_place
 from graphscale.step.training_step import Carried, Step
 
 __all__ = ["StepPass", "carry", "hold_step", "is_under_way"]
@@ -81,5 +80,7 @@ class StepPass(GraphPass):
 def carry(build: Builder, state: ir.Value, value: ir.Value, how: str, *, in_place: bool, guarded: bool) -> Carried:
     """Return a piece of carried state, and write it in place on request; see `Carried`."""
     if in_place:
+        from graphscale.passes.nodes.write_order import write_in_place  # few targets do
+
         write_in_place(build, state, value)
     return Carried(state, value, in_place, how, guarded)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
-from graphscale.analysis.narrow_sums import find_narrow_sums
 from graphscale.graph.builder import Builder, behind, replace_reads
 from graphscale.graph.marks import UNSCALE_GRADIENTS
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
+from graphscale.operators import attribute
 from graphscale.passes.scale_loss import ScaleLoss
 from graphscale.passes.step_pass import StepPass
 from graphscale.policy.loss_scale import DynamicLossScale
@@ -45,7 +45,14 @@ class UnscaleGradients(StepPass):
 
 
 def _find_sums(step: Step) -> tuple[ir.Value, ...]:
-    """Find the values past the gradients that are checked as well."""
+    """Find the values past the gradients that are checked as well: sums in float16."""
+    nodes, half = tuple(step.graph), ir.DataType.FLOAT16
+    if not any(value.dtype is half for node in nodes for value in node.outputs) and not any(
+        attribute(node, "to", 0) == half for node in nodes if node.op_type == "Cast"
+    ):
+        return ()
+    from graphscale.analysis.narrow_sums import find_narrow_sums
+
     policy = step.scale.policy
     falls = isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale < 1
     quotients = [] if falls else [quotient.value for quotient in step.quotients]
@@ -53,7 +60,7 @@ def _find_sums(step: Step) -> tuple[ir.Value, ...]:
     readers = (use.node for value in quotients for use in uses_of(value))
     exact = {node.outputs[0] for node in readers if UnscaleGradients.inserted(node)}
     exact.update(step.degrees)  # a multiple of the scale is checked as its quotient
-    return tuple(find_narrow_sums(tuple(step.graph), step.checked, exact, [step.loss], step.states))
+    return tuple(find_narrow_sums(nodes, step.checked, exact, [step.loss], step.states))
 
 
 def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Quotient:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.collector import paused_collector
 from graphscale.errors import SplitError
-from graphscale.files import model_files, writing
+from graphscale.files import saving, writing
 from graphscale.graph.builder import Builder, Editor, replace_reads
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
@@ -106,7 +106,7 @@ class SplitStep(Summary):
             writing.check_new_output(path, named=path not in paths[1:])
         if len({Path(path).absolute() for path in (*paths, update)}) <= len(paths):
             raise SplitError(f"the two halves cannot both be written to {os.fspath(update)}; give them two names")
-        model_files.save_all((*self.gradients, self.update), (*paths, update))
+        saving.save_all((*self.gradients, self.update), (*paths, update))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import onnx_ir as ir
 
 from graphscale.errors import ModelFileError, SessionError, one_line, reporting
-from graphscale.files import checksum, model_files
+from graphscale.files import checksum, model_files, saving
 from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays, read_safetensors, write_safetensors
 from graphscale.graph.stamp import Stamp
@@ -118,4 +118,4 @@ def export_step(model: ir.Model, state: Arrays, path: str | os.PathLike[str]) ->
         value = copy.graph.initializers.get(name) or inputs[name]
         value.const_value = ir.tensor(array, name=name)
         copy.graph.initializers[name] = value
-    model_files.save(copy, path)
+    saving.save(copy, path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import graphscale as gs
-from graphscale.files import model_files
+from graphscale.files import saving
 from tests.cli.command import contents, graphscale, refuse, succeed
 from tests.cli.test_scale import rows
 from tests.conftest import MODELS
@@ -133,6 +133,6 @@ def test_bad_input(arguments: list[str], told: str, tmp_path: Path) -> None:
     (tmp_path / "copy.onnx").write_bytes(MOMENTUM.read_bytes())
     model = gs.scale(MOMENTUM).model
     model.metadata_props["graphscale.names"] = "{"
-    model_files.save(model, tmp_path / "stamped.onnx")
+    saving.save(model, tmp_path / "stamped.onnx")
     evaluated = MODELS / "ort" / "artifacts" / "digits_sgd" / "eval_model.onnx"
     refuse(tmp_path, *(word.format(model=MOMENTUM, eval=evaluated) for word in arguments), words=(told,))

@@ -367,7 +367,7 @@ def test_functions_in_the_state_stay_and_large_states_get_a_file(
         )
 
     first = {"model": (real(6, 300), jnp.tanh, "a text"), "rate": 0.1}
-    monkeypatch.setattr("graphscale.files.model_files._LARGEST", 50)
+    monkeypatch.setattr("graphscale.files.saving._LARGEST", 50)
     report = export_step(step, first, {"inputs": (BATCH["x"].astype(np.float64),)}, tmp_path / "step.onnx")
     assert report.inputs == ("inputs",) and report.states == 1
     assert report.notes == ("feed inputs as float32: JAX makes that of float64",)

@@ -10,7 +10,7 @@ import pytest
 
 from graphscale.exporters.export_report import make_runner
 from graphscale.exporters.scattered_sums import rewrite_scattered_sums
-from graphscale.files import model_files
+from graphscale.files import saving
 
 # The shape of the data, and that of the places, whose last axis has as many indices as they count axes of the data.
 PLACES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -35,7 +35,7 @@ def write(tmp_path: Any, operator: str, operands: list[np.ndarray[Any, Any]], re
     graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 18}, name="graph")
     model = ir.Model(graph, ir_version=9)
     rewrite_scattered_sums(model)
-    model_files.save(model, tmp_path / "model.onnx")
+    saving.save(model, tmp_path / "model.onnx")
     return model, make_runner(tmp_path / "model.onnx")
 
 

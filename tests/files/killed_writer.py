@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from graphscale.files import model_files
+from graphscale.files import model_files, saving
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NAMES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.symlink", "os.truncate"}
@@ -70,7 +70,7 @@ def save(source: Path, target: Path, step: int) -> bool:
     if not child:
         model = model_files.load(source)
         Killer(step).install()
-        model_files.save(model, target)
+        saving.save(model, target)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     assert status in (0, signal.SIGKILL), "the writer failed"

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from graphscale.errors import OutputError
-from graphscale.files import model_files, writing
+from graphscale.files import model_files, saving, writing
 
 NAMES = ["step.onnx", "step.onnx.data"]
 # The sizes of the weights: within the model, in a file that is copied as a whole, and in two files.
@@ -77,7 +77,7 @@ def test_killed_at_any_step(old: tuple[int, ...], new: tuple[int, ...], tmp_path
 def test_names_are_the_same_when_a_pair_is_replaced(tmp_path: Path) -> None:
     make(tmp_path / "new" / "step.onnx", "another", 200, 200)
     for _ in range(3):
-        model_files.save(model_files.load(tmp_path / "new" / "step.onnx"), tmp_path / "step.onnx")
+        saving.save(model_files.load(tmp_path / "new" / "step.onnx"), tmp_path / "step.onnx")
         assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == NAMES
     locations = {tensor.location for tensor in external(tmp_path / "step.onnx")}
     assert locations == {"step.onnx.data"}
@@ -91,7 +91,7 @@ def external(path: Path) -> list[ir.ExternalTensor]:
 def test_weights_beside_a_file_that_is_no_model(tmp_path: Path) -> None:
     make(tmp_path / "new" / "step.onnx", "another", 200, 200)
     (tmp_path / "step.onnx").write_bytes(b"\xff\xff\xff\xff")
-    model_files.save(model_files.load(tmp_path / "new" / "step.onnx"), tmp_path / "step.onnx")
+    saving.save(model_files.load(tmp_path / "new" / "step.onnx"), tmp_path / "step.onnx")
     assert len(external(tmp_path / "step.onnx")) == 2
 
 
@@ -127,12 +127,12 @@ def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 FAILING = """
 import resource, signal, sys
 from graphscale.errors import OutputError
-from graphscale.files import model_files
+from graphscale.files import model_files, saving
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 model = model_files.load(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
-    model_files.save(model, sys.argv[2])
+    saving.save(model, sys.argv[2])
 except OutputError as error:
     sys.exit(f"refused: {error}")
 """

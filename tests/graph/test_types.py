@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from graphscale.graph.types import complete_types
+from graphscale.graph.inference import complete_types
 from graphscale.graph.values import is_float, is_known_zero
 
 pytestmark = pytest.mark.static

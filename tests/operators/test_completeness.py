@@ -8,7 +8,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from graphscale.operators import MICROSOFT, OPERATORS, UNRULED
+from graphscale.operators import MICROSOFT, OPERATORS
+from graphscale.operators.unruled import UNRULED
 
 ONNX_DOMAINS = ("", "ai.onnx.preview.training")
 # Operators that ONNX Runtime registers in the domain of ONNX.

@@ -13,6 +13,7 @@ SETS = {
     Trait.PERMUTE: "DepthToSpace ReverseSequence SpaceToDepth Transpose",
     Trait.REPEAT: "Expand Tile",
     Trait.SIGN: "Abs Neg",
+    Trait.WINDOW: "Gather Slice Split",
     Trait.PART: (
         "CenterCropPad Compress Gather GatherElements GatherND Slice TopK Trilu "
         "microsoft.FlattenAndUnpad microsoft.GatherND microsoft.ShrunkenGather microsoft.Trilu"

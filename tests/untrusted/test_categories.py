@@ -18,7 +18,7 @@ from fuzz.hostile import bench, bombs, disclosure, loss, processes, terminal
 from fuzz.hostile.categories import CATEGORIES
 from fuzz.hostile.runner import Category, Tally, try_many
 from graphscale.cli import COMMANDS, load_command, protection, show
-from graphscale.files import model_files
+from graphscale.files import external_data
 from graphscale.process import streams
 
 pytestmark = pytest.mark.static
@@ -83,7 +83,7 @@ def test_every_file_of_every_command_is_named() -> None:
 
 @pytest.mark.full
 def test_a_disclosure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files, "confine_external_data", lambda *_, **__: None)
+    monkeypatch.setattr(external_data, "confine_external_data", lambda *_, **__: None)
     faults = last(disclosure.CATEGORY, 36, "initializers").faults
     assert len(faults) >= 6
     assert not last(disclosure.CATEGORY, 2, "permitted").faults  # where the mark is found

@@ -15,7 +15,7 @@ import pytest
 
 from fuzz.hostile import bench, processes
 from graphscale.errors import OutputError
-from graphscale.files import model_files, writing
+from graphscale.files import model_files, saving, writing
 from graphscale.training.checkpoints import Checkpoints
 from tests.cli.command import contents, refuse
 from tests.files.test_writing import external, make
@@ -169,7 +169,7 @@ def test_weights_beside_a_model_that_cannot_be_written(
 
         monkeypatch.setattr(writing.os, "replace", replace)
         try:
-            model_files.save(model, out / "step.onnx")
+            saving.save(model, out / "step.onnx")
         except OutputError:
             assert contents(out) == before
         else:

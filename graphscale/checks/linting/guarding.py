@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.analysis.resets import is_kept
 from graphscale.analysis.updates import same_type
 from graphscale.checks.linting.check import Check
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.patterns import input_at, producer, skip_ordering, update_signal
-from graphscale.flow.outcome import Number, Outcomes
+from graphscale.flow.outcome import Number, Outcomes, is_kept
 from graphscale.flow.support import reach
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name, subgraphs, uses_of
 from graphscale.graph.walks import source_by_trait

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from graphscale.checks.translation.correspondence import Correspondence, Size, attribute_difference, type_difference
-from graphscale.graph.types import infer_types
+from graphscale.graph.inference import infer_types
 
 __all__ = ["compare_models"]
 

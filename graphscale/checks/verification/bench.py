@@ -17,7 +17,7 @@ from graphscale.checks.verification.rounding_noise import RoundingNoise
 from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.types import dtypes_by_name
+from graphscale.graph.inference import dtypes_by_name
 from graphscale.graph.values import uses_of
 from graphscale.passes import CheckFinite
 from graphscale.policy.names import ScaledValue

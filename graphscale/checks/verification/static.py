@@ -9,14 +9,13 @@ from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
 from graphscale.analysis.proof import prove, reach_unchecked, scale_degrees
-from graphscale.analysis.resets import is_kept
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair, Roles
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
-from graphscale.flow.outcome import Number, Outcomes
+from graphscale.flow.outcome import Number, Outcomes, is_kept
 from graphscale.flow.survival import find_lost
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, own_dtype, reads_shape, uses_of
 from graphscale.graph.walks import ancestors, producers_of, source_by_trait

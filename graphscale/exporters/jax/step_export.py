@@ -15,7 +15,7 @@ from graphscale.exporters.export_report import ExportReport
 from graphscale.exporters.python_state import Values, notes_on, read_values
 from graphscale.exporters.requirements import require
 from graphscale.exporters.step_file import complete_step, unique_names
-from graphscale.files import model_files
+from graphscale.files import saving
 from graphscale.files.writing import check_output
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def export_step(
     if refusal is not None:
         model, errors, found = _export(step, [])
         notes.append(f"the length of the batch is fixed, as by dynamic_batch=False: {refusal}")
-    model_files.save(model, target)
+    saving.save(model, target)
     return ExportReport(
         path=os.fspath(path),
         framework=f"JAX {jax.__version__}",

@@ -24,7 +24,7 @@ from graphscale.exporters.pytorch.random_operators import generator_states
 from graphscale.exporters.pytorch.refusals import refuse
 from graphscale.exporters.pytorch.torch_optimizers import OTHERS, make_optimizer
 from graphscale.exporters.step_file import gradient_name, remove_outputs, unique_names
-from graphscale.files import model_files
+from graphscale.files import saving
 from graphscale.files.writing import check_output
 from graphscale.process.summary import few
 
@@ -71,7 +71,7 @@ def export(
     except ExportError as error:
         raise ExportError(f"{error}{advice(work, masters)}") from error
     remove_outputs(model, map(gradient_name, step.weights))
-    model_files.save(model, target)
+    saving.save(model, target)
     reads_rate = traced_step.RATE in model.graph.initializers
     return ExportReport(
         path=os.fspath(path),

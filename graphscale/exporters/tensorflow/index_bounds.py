@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphscale.errors import ExportError
 from graphscale.exporters.step_file import REFUSED_INDEX
 from graphscale.graph.builder import Builder, Editor
-from graphscale.graph.types import complete_types
+from graphscale.graph.inference import complete_types
 from graphscale.graph.values import inputs_of, is_float, is_source
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait

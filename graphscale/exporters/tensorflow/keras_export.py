@@ -23,7 +23,7 @@ from graphscale.exporters.tensorflow.index_bounds import bound_indices
 from graphscale.exporters.tensorflow.keras_step import LOSS, RATE, KerasStep, make_keras_step
 from graphscale.exporters.tensorflow.pure_step import PureStep, make_pure
 from graphscale.exporters.tensorflow.unrolling import unrolled
-from graphscale.files import model_files, writing
+from graphscale.files import saving, writing
 from graphscale.files.tensor_files import Arrays
 from graphscale.process.summary import few
 
@@ -70,7 +70,7 @@ def export(
     for batch in batches:
         comparison.compare([batch] * (_STEPS if batch is step.batch else 1), step.values())
     remove_outputs(exported, map(gradient_name, gradients))
-    model_files.save(exported, target)
+    saving.save(exported, target)
     return ExportReport(
         path=os.fspath(path),
         framework=f"Keras {keras.__version__}",

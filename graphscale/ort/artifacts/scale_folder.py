@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.report import Report
-from graphscale.files import model_files
+from graphscale.files import saving
 from graphscale.files.external_data import external_tensors
 from graphscale.files.ort_checkpoint import Checkpoint, write_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
@@ -205,7 +205,7 @@ def write_artifacts(
         if name in unchanged and not external_tensors(model):
             shutil.copy2(artifacts.path / name, folder / name)
         else:
-            model_files.save(model, folder / name)
+            saving.save(model, folder / name)
     own = None if CHECKPOINT in unchanged else artifacts.checkpoint
     for file, checkpoint in {**others, artifacts.path / CHECKPOINT: own}.items():
         if checkpoint is None:

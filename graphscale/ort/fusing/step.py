@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.files.model_files import ModelResult
+from graphscale.files.model_result import ModelResult
 from graphscale.files.ort_checkpoint import Array, Checkpoint
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.builder import Editor

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError, reporting
-from graphscale.files import model_files, writing
+from graphscale.files import model_files, saving, writing
 from graphscale.files.kinds import describe_file
 from graphscale.files.ort_checkpoint import (
     Array,
@@ -65,7 +65,7 @@ class ExportedWeights:
         if isinstance(self.destination, Checkpoint):
             write_checkpoint(writing.check_output(path), self.destination)
         else:
-            model_files.save(self.destination, path)
+            saving.save(self.destination, path)
 
 
 @name_damage

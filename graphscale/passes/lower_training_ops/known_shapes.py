@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.graph.types import measured_by
+from graphscale.graph.inference import measured_by
 from graphscale.graph.values import constant_tensor
 
 __all__ = ["Sizes", "known_numbers", "known_sizes", "sizes_of"]

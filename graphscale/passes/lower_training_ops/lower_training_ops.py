@@ -10,9 +10,9 @@ from onnx_ir.passes import PassResult
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Editor
+from graphscale.graph.inference import complete_results, complete_types
 from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.stamp import ROLES_KEY
-from graphscale.graph.types import complete_results, complete_types
 from graphscale.graph.values import node_name, op_name
 from graphscale.operators import MICROSOFT
 from graphscale.passes.graph_pass import GraphPass

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.builder import Builder, shape_like
-from graphscale.graph.types import dtype_of, infer_results
+from graphscale.graph.inference import infer_results
+from graphscale.graph.types import dtype_of
 from graphscale.graph.values import is_float, node_name, op_name
 from graphscale.operators import attribute, rule_of
 from graphscale.passes.lower_training_ops.schema_types import alike

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.types import measured_by
+from graphscale.graph.inference import measured_by
 from graphscale.passes.lower_training_ops.node_writer import NodeWriter
 
 __all__ = ["Formula", "Writer"]

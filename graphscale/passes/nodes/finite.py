@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Builder
 from graphscale.graph.types import dtype_of
-from graphscale.passes.nodes.row_widths import row_widths
 from graphscale.policy.names import ScaledValue
 from graphscale.targets import Target
 
@@ -43,7 +42,11 @@ def _by_standard_ops(build: Builder, gradients: Sequence[ir.Value], *, cuda: boo
     """
     probes, rows = [], dict[int, list[ir.Value]]()
     sizes = [_size(gradient) for gradient in gradients]
-    widths = row_widths(filter(None, sizes)) if cuda else {}
+    widths: dict[int, int] = {}
+    if cuda:
+        from graphscale.passes.nodes.row_widths import row_widths
+
+        widths = row_widths(filter(None, sizes))
     for gradient, size in zip(gradients, sizes, strict=True):
         value, name = gradient, gradient.name or ""
         if dtype_of(gradient) not in (ir.DataType.DOUBLE, ir.DataType.FLOAT):

@@ -15,7 +15,6 @@ from graphscale.graph.values import constant_tensor
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait
 from graphscale.passes.nodes.update_rule import add_update_rule
-from graphscale.passes.nodes.write_order import write_in_place
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.policy.names import ScaledValue
 from graphscale.step.scale_values import Scale
@@ -63,6 +62,8 @@ def add_rule(build: Builder, model: ir.Model | None, scale: Scale, finite: ir.Va
         build.editor.output(updated.stuck, ScaledValue.STUCK.wanted)
     node = updated.node
     if in_place:
+        from graphscale.passes.nodes.write_order import write_in_place  # few targets do
+
         node, *_ = [write_in_place(build, scale.states[role], value) for role, value in updated.next.items()]
     return dataclasses.replace(scale, next=updated.next, stuck=updated.stuck), node
 

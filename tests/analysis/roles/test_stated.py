@@ -14,7 +14,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import RolesError, UnsupportedModelError
-from graphscale.files import model_files
+from graphscale.files import model_files, saving
 from tests.analysis.roles.steps import hidden_state_step, momentum_step, roles_of, swappable_step, update_step
 from tests.build import assert_skips, feeds_for, linear_step
 from tests.cli.command import succeed
@@ -159,7 +159,7 @@ class TestTrainingInfo:
         files = {"all_tensors_to_one_file": False, "size_threshold": 0, "save_as_external_data": True}
         (tmp_path / "there").mkdir()
         onnx.save(model, tmp_path / "there" / "step.onnx", **files)
-        model_files.save(model_files.load(tmp_path / "there" / "step.onnx"), tmp_path / "here.onnx")
+        saving.save(model_files.load(tmp_path / "there" / "step.onnx"), tmp_path / "here.onnx")
         assert onnx.load(tmp_path / "here.onnx").training_info == model.training_info
 
     def test_autocast_hands_the_roles_on(self) -> None:

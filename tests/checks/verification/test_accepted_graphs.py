@@ -14,7 +14,7 @@ from benchmarks.mutants import Mutant, mutants
 from benchmarks.mutation import KINDS
 from benchmarks.mutation.scalings import Scaled
 from graphscale.checks.verification import verify
-from graphscale.files import model_files
+from graphscale.files import saving
 from tests.build import linear_step
 from tests.cli.command import graphscale
 from tests.conftest import MODELS
@@ -124,7 +124,7 @@ def test_a_capped_learning_rate() -> None:
 def test_exit_code(kind: str, tmp_path: Path) -> None:
     mutant, _ = _build(kind)
     assert not isinstance(mutant.damaged, onnx.ModelProto)
-    model_files.save(mutant.damaged, tmp_path / "scaled.onnx")
+    saving.save(mutant.damaged, tmp_path / "scaled.onnx")
     done = graphscale("verify", MODELS / f"{mutant.model}.onnx", tmp_path / "scaled.onnx", "--runs=0")
     assert (done.returncode, done.stderr) == (1, "")
     assert EXAMPLES[kind][2] in done.stdout.replace("\n", "")

@@ -12,8 +12,9 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import AlreadyScaledError, UnsupportedModelError
+from graphscale.operators import OPERATORS
 from graphscale.passes import LowerTrainingOps
-from graphscale.targets import STOCK_OPERATORS
+from graphscale.targets import IN_ONNX_DOMAIN, STOCK_OPERATORS
 from tests.build import parse
 from tests.cli.command import refuse, succeed
 from tests.conftest import HAS_TRAINING, run_once
@@ -109,6 +110,11 @@ def test_the_operators_of_the_installed_build() -> None:
         assert kernels <= STOCK_OPERATORS
     else:
         assert kernels >= STOCK_OPERATORS
+
+
+def test_all_other_operators_of_the_table_in_the_domain_of_onnx_are_defined_there() -> None:
+    undefined = {name for domain, name in OPERATORS if not domain and not onnx.defs.has(name)}
+    assert undefined - {name for domain, name in STOCK_OPERATORS if not domain} == IN_ONNX_DOMAIN
 
 
 def test_a_model_without_them_is_not_modified() -> None:
