@@ -51,7 +51,8 @@ def proposal(model: onnx.ModelProto) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [name for name, (_, expected) in CARRIED.items() if "?" in str(expected)])
 def test_proposals_taken_as_they_are_leave_no_question(name: str) -> None:
     model, expected = CARRIED[name]
-    assert roles_of(model, proposal(model)) == {output: role.rstrip("?") for output, role in expected.items()}
+    answered = {output: role.rstrip("?") for output, role in expected.items() if output != "loss"}
+    assert roles_of(model, proposal(model)) == answered
 
 
 def test_a_stored_weight_of_zeros_is_named() -> None:
