@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from tests.analysis.roles.steps import hidden_state_step, momentum_step, square_step, swappable_step, update_step
+from tests.analysis.roles.steps import exchanged_step, hidden_state_step, momentum_step, square_step, update_step
 from tests.build import assert_skips, feeds_for
 from tests.cli.command import EARLIER, contents, graphscale, refuse, succeed
 from tests.cli.test_scale import rows
@@ -37,7 +37,7 @@ class TestInspect:
             "loss: loss: the backward pass differentiates it",
             "w_next: next value of w: depends on its own previous value",
             "r_next: next value of r: depends on its own previous value",
-            "h_next: next value of h? it depends on its previous value",
+            "h_next: next value of h? it depends on 'h', and so does a prediction",
         ]
 
     def test_json(self, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ class TestInspect:
             "kind": "output",
             "role": "state",
             "pair": "h",
-            "evidence": "it depends on its previous value",
+            "evidence": "it depends on 'h', and so does a prediction",
             "certain": False,
         }
 
@@ -71,7 +71,7 @@ class TestInspect:
 
 
 class TestTheFile:
-    @pytest.mark.parametrize("make", [hidden_state_step, swappable_step, square_step, momentum_step])
+    @pytest.mark.parametrize("make", [hidden_state_step, exchanged_step, square_step, momentum_step])
     def test_it_is_accepted_unchanged(self, make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
         model = make()
         path, roles, scaled = saved(tmp_path, model), tmp_path / "roles.json", tmp_path / "scaled.onnx"
@@ -110,11 +110,9 @@ class TestTheFile:
 @pytest.mark.parametrize("command", ["scale", "autocast"])
 class TestTheQuestion:
     def test_it_is_one_line_and_nothing_is_written(self, command: str, tmp_path: Path) -> None:
-        path, output = saved(tmp_path, swappable_step()), tmp_path / "out.onnx"
+        path, output = saved(tmp_path, exchanged_step()), tmp_path / "out.onnx"
         output.write_bytes(EARLIER)
-        refuse(
-            tmp_path, command, path, "-o", output, words=["2 outputs", "'a_next'", "'b_next'", "--roles-out", "--roles"]
-        )
+        refuse(tmp_path, command, path, "-o", output, words=["2 outputs", "'p'", "'q'", "--roles-out", "--roles"])
 
     @pytest.mark.parametrize(
         ("content", "words"),

@@ -1,53 +1,40 @@
-"""The assignment of a role to each input and output, from all evidence at once.
+"""The assignment of a role to each input and output: evidence for all pairs, one matching, one pass of doubts.
 
 The loss and the gradients are known. Every other output is the next value of an input, or is not read by a later step.
-Pairs are found by elimination within exact type and shape, in rounds of ever weaker evidence: an output contains its
-previous value with a coefficient near one, or with any coefficient; depends on it without a contraction between, or at
-all, on paths apart from the gradients; is another form of the next value of a state. The remaining outputs are a
-question.
+Outputs and inputs are matched by elimination within exact type and shape, from the strongest evidence to the weakest.
+A pair is certain if it is the only one left and no doubt is raised against it; the other outputs are a question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.roles.changed_batches import may_be_batch
-from graphscale.analysis.roles.conventions import (
-    gradients_by_convention,
-    metrics_by_convention,
-    pairs_by_convention,
-    pairs_by_order,
-)
-from graphscale.analysis.roles.fixed import assign_fixed_roles, assign_predictions, doubt_constants
-from graphscale.analysis.roles.leaving_gradients import Gradients
-from graphscale.analysis.roles.pairs import (
-    confirm_kept_numbers,
-    doubt_replaced_weights,
-    is_weight,
-    may_begin_anew,
-    may_hold_moment,
-    pair_by_coefficients,
-    pair_by_dependence,
-    pair_other_forms,
-)
-from graphscale.analysis.roles.proposals import doubt_surplus, propose
-from graphscale.analysis.roles.recurrent import pair_recurrent
+from graphscale.analysis.roles.doubts import Matched, doubt
+from graphscale.analysis.roles.evidence import Evidence, Strength, Table, gather, possibilities
+from graphscale.analysis.roles.facts import Facts
+from graphscale.analysis.roles.fixed import Gradients, fixed_role
+from graphscale.analysis.roles.naming import likeness, widest_pattern
+from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
-from graphscale.analysis.roles.step_interface import Interface
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, Update, same_type
 from graphscale.errors import RolesError, suggest
 from graphscale.graph.values import is_float, is_scalar, value_label
 
-__all__ = ["assign_roles"]
+__all__ = ["assign_roles", "eliminate"]
+
+_Output = TypeVar("_Output")
+_Input = TypeVar("_Input")
 
 
 def assign_roles(
-    topology: Topology, plan: Plan, named: Sequence[Update], gradients: Collection[ir.Value], answers: Answers
+    topology: Topology, plan: Plan, named: Sequence[Update], chosen: Collection[ir.Value], answers: Answers
 ) -> Roles:
     """Assign a role to each input and output of a main graph.
 
@@ -55,123 +42,204 @@ def assign_roles(
         topology: the topology of the graph, for its loss.
         plan: the places of the loss scale, and of the divisions by it.
         named: the pairs that the user named.
-        gradients: the values that the user named as places where the scale comes out.
+        chosen: the values that the user named as places where the scale comes out.
         answers: all answers of the user, these names included.
 
     Raises:
         RolesError: an answer contradicts the graph.
     """
-    step, stated = _assign(topology, plan, named, gradients, answers, ()), list[Update]()
-    for pairs_by in (pairs_by_convention, pairs_by_order):
-        if found := pairs_by(step):
-            stated += found
-            step = _assign(topology, plan, named, gradients, answers, stated)
-    for output, assigned in {**metrics_by_convention(step), **gradients_by_convention(step)}.items():
-        if (value := step.outputs[output].pair) is not None:
-            step.inputs[value] = Assigned(*_role_of_input(step, value))
-        step.outputs[output] = assigned
-    inputs = dict.fromkeys((*topology.graph.inputs, *step.inputs))
-    outputs = dict.fromkeys(topology.graph.outputs)
-    return Roles({value: step.inputs[value] for value in inputs}, {value: step.outputs[value] for value in outputs})
+    facts = Facts(topology, plan)
+    gradients = Gradients(facts)
+    table = gather(facts, gradients)
+
+    def assign(answered: Mapping[ir.Value, Assigned]) -> dict[ir.Value, Assigned]:
+        return _assign(facts, gradients, table, answered)
+
+    outputs = assign(_answered(facts, gradients, named, chosen, answers, assign))
+    states = {each.pair: Assigned(Role.STATE, each.evidence, o, each.certain) for o, each in outputs.items()}
+    inputs = dict.fromkeys((*topology.graph.inputs, *(value for value in states if value is not None)))
+    roles = {value: states.get(value) or Assigned(*_role_of_input(facts, value, outputs)) for value in inputs}
+    return Roles(roles, {value: outputs[value] for value in facts.outputs})
 
 
 def _assign(
-    topology: Topology,
-    plan: Plan,
+    facts: Facts, gradients: Gradients, table: Table, answered: Mapping[ir.Value, Assigned]
+) -> dict[ir.Value, Assigned]:
+    """Return the roles of all outputs, beside those that are answered."""
+    fixed = {o: fixed_role(facts, gradients, o) for o in facts.outputs if o not in answered}
+    outputs = {**answered, **{o: role for o, role in fixed.items() if role is not None}}
+    taken = {each.pair for each in answered.values()}
+    left = {o: {v: e for v, e in table[o].items() if v not in taken} for o in facts.outputs if o not in outputs}
+    outputs |= _match(left)
+    left |= {o: possibilities(facts, o) | left[o] for o in left if o not in outputs}
+    likes = {output: facts.inputs_like(output) for output in facts.outputs}
+    pattern = widest_pattern(likes, [output for output, row in left.items() if row], facts.takes_gradient)
+    outputs |= _unmatched(left, outputs)
+    step = Matched(facts, gradients, left, outputs, pattern)
+    return outputs | _propose(step, doubt(step))
+
+
+def _match(table: Table) -> dict[ir.Value, Assigned]:
+    """Match outputs with inputs by elimination, from the strongest evidence to the weakest."""
+    pairs: dict[ir.Value, ir.Value] = {}
+    for least in sorted(Strength, reverse=True)[:-1]:
+        taken = {*pairs.values()}
+        pairs |= eliminate(
+            {
+                output: [value for value, each in row.items() if each.strength >= least and value not in taken]
+                for output, row in table.items()
+                if output not in pairs
+            }
+        )
+    return {output: Assigned(Role.STATE, table[output][value].text, value) for output, value in pairs.items()}
+
+
+def _unmatched(left: Table, outputs: Mapping[ir.Value, Assigned]) -> dict[ir.Value, Assigned]:
+    """Treat as metrics the outputs that could replace no open input; the others are open."""
+    taken, found = {each.pair for each in outputs.values()}, dict[ir.Value, Assigned]()
+    for output in (output for output in left if output not in outputs):
+        values = [value for value in left[output] if value not in taken]
+        count = "an open input" if len(values) == 1 else f"{len(values)} open inputs"
+        evidence = f"it has the type of {count}" if values else "no open input has its type"
+        found[output] = Assigned(Role.METRIC, evidence, certain=not values)
+    return found
+
+
+def _propose(step: Matched, doubts: Mapping[ir.Value, tuple[str, bool]]) -> dict[ir.Value, Assigned]:
+    """Propose the likeliest role for each output that is open or in doubt."""
+    facts, outputs = step.facts, step.outputs
+    freed = {outputs[output].pair for output in doubts}
+    others = {o for o, row in step.table.items() if outputs[o].pair is None and not freed.isdisjoint(row)}
+    opened = [o for o, each in outputs.items() if o in doubts or o in others or not each.certain]
+    taken = {each.pair for o, each in outputs.items() if o not in opened}
+    nearness, edges = Nearness(facts), []
+    for output in opened:
+        row = possibilities(facts, output) | step.table.get(output, {})
+        for value in (each for each in facts.inputs_like(output) if each not in taken):
+            is_excluded = outputs[output].pair is value and output in doubts and doubts[output][1]
+            if not is_excluded and _is_likely(step, output, value, row.get(value)):
+                share, length = likeness(value, output)
+                is_named = step.pattern.get(output) is value
+                edges.append(((not is_named, nearness.distance(output, value), -share, -length), output, value))
+    found: dict[ir.Value, Assigned] = {}
+    used: set[ir.Value] = set()
+    for _, output, value in sorted(edges, key=lambda each: each[0]):
+        if output not in found and value not in used:
+            used.add(value)
+            found[output] = Assigned(Role.STATE, "", value)
+    for output in opened:
+        before = outputs[output]
+        role = Role.METRIC if before.role is Role.STATE else before.role
+        freed_type = "it has the type of an input whose pair is in doubt" if before.certain else before.evidence
+        evidence = doubts[output][0] if output in doubts else freed_type
+        found[output] = dataclasses.replace(found.get(output) or Assigned(role, ""), evidence=evidence, certain=False)
+    return found
+
+
+def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None) -> bool:
+    """Return whether a pair may be proposed."""
+    role = step.outputs[output].role
+    if step.pattern.get(output) is value:
+        return True
+    if is_scalar(output) and len(step.pattern) > 1:
+        return False  # the names of all other next values
+    if role is Role.CONSTANT:
+        return step.facts.is_ignored(value) and not (is_float(value) and value.uses())
+    if role is Role.GRADIENT:
+        return step.facts.is_ignored(value)
+    is_possible = output in step.facts.behind_gradients or is_scalar(value)
+    return evidence is not None and (evidence.strength > Strength.TYPE or is_possible)
+
+
+def _answered(
+    facts: Facts,
+    gradients: Gradients,
     named: Sequence[Update],
-    gradients: Collection[ir.Value],
+    chosen: Collection[ir.Value],
     answers: Answers,
-    stated: Sequence[Update],
-) -> Interface:
-    step = Interface(topology, plan)
-    _take_answers(step, named, answers)
-    for update in stated:
-        step.pair(update.output, update.input, update.how)
-    found = Gradients(step)
-    found.pair_compared(gradients)
-    places = [value for value in step.open_outputs() if value in gradients]
-    step.outputs.update((value, Assigned(Role.GRADIENT, answers.evidence(value.name))) for value in places)
-    assign_fixed_roles(step)
-    pair_by_coefficients(step, ir.Value.is_graph_input)
-    found.pair_compared()
-    found.assign()  # The moments in sums with gradients have their next values now.
-    found.assign_counted()
-    pair_by_coefficients(step, ir.Value.is_initializer)
-    doubt_replaced_weights(step)
-    pair_recurrent(step)
-    assign_predictions(step)
-    pair_by_dependence(step, lambda value: is_weight(step, value))
-    pair_by_dependence(step, may_hold_moment)
-    confirm_kept_numbers(step)
-    pair_other_forms(step)
-    found.doubt_noise()
-    propose(step)
-    doubt_constants(step)
-    found.doubt()
-    doubt_surplus(step)
-    others = [value for value in topology.graph.inputs if value not in step.inputs]
-    step.inputs.update({value: Assigned(*_role_of_input(step, value)) for value in others})
-    return step
+    assign: Callable[[Mapping[ir.Value, Assigned]], Mapping[ir.Value, Assigned]],
+) -> dict[ir.Value, Assigned]:
+    """Return the roles that the user names, or the model states; refuse those that contradict certain pairs.
 
-
-def _take_answers(step: Interface, named: Sequence[Update], answers: Answers) -> None:
-    outputs = {value.name: value for value in step.graph.outputs}
-    # An average may contain the weight whose next value it is named to be.
-    confirmed = {u.input for u in named if step.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
-    shared = {u.input for u in named if u.input in step.held_possibly(u.output)}
+    Raises:
+        RolesError: an answer names no output, or contradicts a certain pair.
+    """
+    outputs, found = {value.name: value for value in facts.outputs}, dict[ir.Value, Assigned]()
     for role, names in ((Role.METRIC, answers.metrics), (Role.GRADIENT, answers.gradients)):
         for name in names:
             if name not in outputs:
-                source, hint = answers.sources.get(name, "roles"), suggest(name, outputs, "there are")
-                raise RolesError(f"{source}: the graph has no output {name!r}{hint}")
-            _refuse_contradiction(step, outputs[name], role, None, shared, answers)
-            step.outputs[outputs[name]] = Assigned(role, answers.evidence(name))
-    for update in named:
-        _refuse_contradiction(step, update.output, Role.STATE, update.input, confirmed, answers)
-        step.pair(update.output, update.input, update.how)
-
-
-def _refuse_contradiction(
-    step: Interface,
-    output: ir.Value,
-    role: Role,
-    value: ir.Value | None,
-    confirmed: Collection[ir.Value],
-    answers: Answers,
-) -> None:
-    """Refuse an answer if the output contains one other input of its type, without an answer of its own.
-
-    Raises:
-        RolesError: the output contains such an input.
-    """
-    source = answers.sources.get(output.name or "")
-    if (answers.forced and source is None) or is_scalar(output) or step.copied_input(output) is not None:
-        return
-    if value is not None and value in step.held_possibly(output):
-        return
-    near_one = {v: c for v, c in step.held(output).items() if NEXT_STATE <= c <= 1 / NEXT_STATE}
-    held = {v: c for v, c in near_one.items() if same_type(output, v)}
-    if held.keys() & confirmed and (value is None or value in step.topology.ancestors([output])):
-        return
-    if len(held) == 1 and value not in held:
-        other, coefficient = next(iter(held.items()))
-        if value is None and may_be_batch(step, output, other):
-            return
-        if value is not None and value in step.topology.forward and may_begin_anew(step, output, other):
-            return
-        said = f"a {role.value}" if value is None else f"the next value of {value.name!r}"
+                where, hint = answers.sources.get(name, "roles"), suggest(name, outputs, "there are")
+                raise RolesError(f"{where}: the graph has no output {name!r}{hint}")
+            found[outputs[name]] = Assigned(role, answers.evidence(name))
+    found |= {update.output: Assigned(Role.STATE, update.how, update.input) for update in named}
+    # An average may contain the weight whose next value it is named to be.
+    confirmed = {u.input for u in named if facts.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
+    shared = {u.input for u in named if u.input in facts.held_possibly(u.output)}
+    others = {
+        output: _contradicting(facts, output, a, shared if a.pair is None else confirmed) for output, a in found.items()
+    }
+    doubted = assign({}) if any(others.values()) else {}
+    for output, other in others.items():
+        source, value = answers.sources.get(output.name or ""), found[output].pair
+        if other is None or not doubted[output].certain or (answers.forced and source is None):
+            continue
+        said = f"a {found[output].role.value}" if value is None else f"the next value of {value.name!r}"
         where, remedy = ("", "pass --force-roles") if source is None else (f"{source}: ", "name its role with --roles")
         raise RolesError(
-            f"{where}output {value_label(output)} is named {said}, but it holds {other.name!r} {coefficient:g} times, "
-            f"and no other input of its type; correct it, or {remedy}"
+            f"{where}output {value_label(output)} is named {said}, but it holds {other.name!r} "
+            f"{facts.held(output)[other]:g} times, and no other input of its type; correct it, or {remedy}"
         )
+    # A gradient that the next step compares with its own is state.
+    places = (o for o in facts.outputs if o in chosen and o not in found and not gradients.remembers(o))
+    return found | {output: Assigned(Role.GRADIENT, answers.evidence(output.name)) for output in places}
 
 
-def _role_of_input(step: Interface, value: ir.Value) -> tuple[Role, str]:
+def _contradicting(facts: Facts, output: ir.Value, answer: Assigned, confirmed: set[ir.Value]) -> ir.Value | None:
+    """Return the only input of an output's type that the output holds, if it is another one than the answer's."""
+    value = answer.pair
+    if is_scalar(output) or facts.copied_input(output) is not None or value in facts.held_possibly(output):
+        return None
+    held = {v for v, c in facts.held(output).items() if NEXT_STATE <= c <= 1 / NEXT_STATE and same_type(output, v)}
+    if held & confirmed and (value is None or value in facts.topology.ancestors([output])):
+        return None
+    return next(iter(held)) if len(held) == 1 and value not in held else None
+
+
+def _role_of_input(facts: Facts, value: ir.Value, outputs: Mapping[ir.Value, Assigned]) -> tuple[Role, str]:
     if value.is_initializer():
         return Role.CONSTANT, "it has a value, and no output is its next value"
     if is_scalar(value):
         return Role.HYPERPARAMETER, "one number, and no output is its next value"
-    if is_float(value) and value in step.weights_like(value) and step.gradients_like(value):
+    gradients = (o for o, each in outputs.items() if each.role is Role.GRADIENT)
+    if is_float(value) and value in facts.weights_like(value) and any(same_type(o, value) for o in gradients):
         return Role.WEIGHT, "a gradient of its type leaves the graph"
     return Role.BATCH, "no output is its next value"
+
+
+def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
+    """Yield the pairs that remain if every output with candidates gets one of its own.
+
+    An output has no pair if its only candidate is also the only one of another output.
+
+    Args:
+        candidates: for each output, the inputs whose next value it may be.
+    """
+    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
+    claimants: dict[_Input, set[_Output]] = {}
+    for output, inputs in left.items():
+        for value in inputs:
+            claimants.setdefault(value, set()).add(output)
+    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
+    while leaves:
+        wanted: dict[_Input, list[_Output]] = {}
+        for output in leaves:
+            for value in left[output]:
+                wanted.setdefault(value, []).append(output)
+        leaves = []
+        for value, outputs in wanted.items():
+            if len(outputs) == 1:
+                yield outputs[0], value
+                for other in claimants[value]:
+                    left[other].discard(value)
+                    if len(left[other]) == 1:
+                        leaves.append(other)

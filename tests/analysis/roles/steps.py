@@ -91,6 +91,13 @@ def swappable_step() -> onnx.ModelProto:
     return update_step("a_next = a * p + dw; b_next = b * p + a * q", "float[4,3] a, float[4,3] b, float p, float q")
 
 
+def exchanged_step() -> onnx.ModelProto:
+    """Two averages of each other, under names that say nothing."""
+    text = "p = a * high + b * low + dw; q = b * high + a * low - dw"
+    values = "float low = {0.2}, float high = {0.8}"
+    return update_step(text, "float[4,3] a, float[4,3] b", "float[4,3] p, float[4,3] q", values)
+
+
 def computed_average_step() -> onnx.ModelProto:
     """The moved average of the weight, with a decay as an input: the weight has the share `1 - decay`."""
     return update_step("ema_next = ema * decay + w_next * (one - decay)", "float[4,3] ema, float decay")

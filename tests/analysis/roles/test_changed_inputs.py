@@ -53,12 +53,12 @@ def following_step(bias: str = "", more: str = "", outputs: str = "") -> onnx.Mo
 
 
 STEPS = {
-    "a clipped batch": (shown_step("Clip(x, low, high)"), {**states("w"), "shown": "next x?"}),
-    "a scaled batch": (shown_step("x * high"), {**states("w"), "shown": "next x?"}),
-    "a batch times an input": (shown_step("x * share", "float share"), {**states("w"), "shown": "next x?"}),
+    "a clipped batch": (shown_step("Clip(x, low, high)"), {**states("w"), "shown": "metric?"}),
+    "a scaled batch": (shown_step("x * high"), {**states("w"), "shown": "metric?"}),
+    "a batch times an input": (shown_step("x * share", "float share"), {**states("w"), "shown": "metric?"}),
     "a batch with a limit that is an input": (
         shown_step("Clip(x, low, top)", "float top"),
-        {**states("w"), "shown": "next x?"},
+        {**states("w"), "shown": "metric?"},
     ),
     "a scaled batch that the network reads": (
         shown_step("x * high", forward=READS_SHOWN, backward=nodes("dy = d * two_over_n; dw = shown.T @ dy")),
@@ -94,11 +94,11 @@ STEPS = {
     ),
     "activations added to the batch": (
         shown_step("x + x @ mix", "float[4,4] mix", READS_SHOWN),
-        {**states("w"), "shown": "next x?"},
+        {**states("w"), "shown": "metric?"},
     ),
     "a mixed batch that the network reads": (
         shown_step("x * high + other * low", "float[8,4] other", READS_SHOWN),
-        {**states("w"), "shown": "next x?"},
+        {**states("w"), "shown": "next other?"},
     ),
     # The pair of the weight is known by the time that the target's is judged, whichever output comes first.
     "a target network that follows the weights": (
@@ -112,10 +112,10 @@ STEPS = {
         ),
         states("w", "target"),
     ),
-    "a network that follows a weight and a bias": (following_step(), {**states("w"), "moved": "next target?"}),
+    "a network that follows a weight and a bias": (following_step(), {**states("w"), "moved": "metric?"}),
     "a network that follows a weight and a bias that has a next value": (
         following_step(" + b", nodes("b_next = b - ReduceSum(dy, axes, keepdims=0) * rate"), "float[3] b_next"),
-        {**states("w", "b"), "moved": "next target?"},
+        {**states("w", "b"), "moved": "metric?"},
     ),
     # --- averages of a batch
     "an average that the network reads": (mean_step(AVERAGE), states("w", "mean")),
@@ -125,11 +125,11 @@ STEPS = {
         {**states("w", "mean"), "size": "metric"},
     ),
     # A layer that adds something to its input looks the same.
-    "a sum that the network reads": (mean_step("mean + ReduceMean(x, axes, keepdims=0)"), states("w", "mean?")),
+    "a sum that the network reads": (mean_step("mean + ReduceMean(x, axes, keepdims=0)"), states("w", "mean")),
     "a sum before": (mean_step("mean + ReduceMean(x, axes, keepdims=0)", reads="mean"), states("w", "mean")),
     "an average with an activation": (
         mean_step("mean * high + Tanh(mean) * ReduceMean(x, axes, keepdims=0)"),
-        states("w", "mean?"),
+        states("w", "mean"),
     ),
     # --- whole numbers
     "a random key that is counted on": (
@@ -147,7 +147,7 @@ STEPS = {
     ),
     "indices that begin anew at seven": (
         update_step("shown = Mod(ids, period)", "int64[8] ids", "int64[8] shown", "int64 period = {7}"),
-        {**states("w"), "shown": "next ids?"},
+        {**states("w"), "shown": "metric?"},
     ),
     # --- initializers, which no batch is
     "a stored weight that shrinks": (

@@ -22,11 +22,11 @@ STEPS = {
     ),
     "a stored flag that nothing reads": (
         update_step("k_next = Identity(no)", constants="bool k = {1}, bool no = {0}"),
-        states("w", "k"),
+        states("w", "k?"),
     ),
     "a product of stored numbers": (
         update_step("k_next = k * nought", constants="float[1] k = {2}, float[1] nought = {0}"),
-        {**states("w"), "k_next": "constant?"},
+        {**states("w"), "k_next": "constant"},
     ),
     "a stored value itself": (
         update_step(outputs="float[2] k", constants="float[2] k = {1, 2}"),
@@ -38,13 +38,13 @@ STEPS = {
     ),
     "an input itself, for which a map of its gradient is proposed": (
         update_step("s = Tanh(dy @ w.T)", outputs="float[8,4] s, float[8,4] x"),
-        {**states("w"), "s": "next x?", "x": "constant?"},
+        {**states("w"), "s": "next x?", "x": "constant"},
     ),
     "zeros that the update reads": (
         update_step(
             update="w_next = w - (dw + m) * rate; m_next = Identity(m)", constants=f"float[4,3] m = {numbers(12)}"
         ),
-        states("w", "m"),
+        {**states("w"), "m_next": "constant"},
     ),
     # --- gradients
     "zeros that a gradient is added to": (
@@ -61,7 +61,7 @@ STEPS = {
             outputs="float[4,3] g, float[4,3] c",
             constants=f"float[4,3] mask = {ramp(12)}",
         ),
-        {"g": "gradient", "c": "next mask"},
+        {"g": "gradient", "c": "constant"},
     ),
     "a share of a weight in another type": (
         linear_step(

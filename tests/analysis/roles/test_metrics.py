@@ -55,7 +55,7 @@ METRICS = {
             "float[1] b",
             constants="float[1] nought = {0}, float[1] other = {1}",
         ),
-        {"a_next": "next a?", "b": "constant"},
+        {"a_next": "next a?", "b": "constant?"},
     ),
     # A rate may be set to a constant by the first step.
     "a constant beside a rate": (
@@ -95,7 +95,7 @@ METRICS = {
     ),
     "a sum beside an input that is handed through": (
         update_step("shown = Identity(a); p = Tanh(a) + Tanh(b)", TWO, "float[4,3] shown, float[4,3] p"),
-        {"shown": "next a?", "p": "next b?"},
+        {"shown": "next a", "p": "next b?"},
     ),
     "a product with the state before": (
         update_step("a_next = Tanh(a) + dw; p = a @ k", "float[4,3] a, float[3,3] k", "float[4,3] p"),

@@ -67,11 +67,6 @@ PROPOSALS = {
         {"p": "next b?", "n": "metric"},
     ),
     "handed through": (update_step("p = Identity(b)", TWO, "float[4,3] p"), {"p": "next b?"}),
-    # The output with one candidate takes it, though the other one stands first.
-    "one that is left": (
-        update_step("p = Tanh(a) * Tanh(b); q = Tanh(a) * ReduceL2(b, keepdims=0)", TWO, "float[4,3] p, float[4,3] q"),
-        {"p": "next b?", "q": "next a?"},
-    ),
     "numbers in names say nothing": (
         update_step("out_2 = Tanh(in_1) * Tanh(Tanh(in_2))", "float[4,3] in_1, float[4,3] in_2", "float[4,3] out_2"),
         {"out_2": "next in_1?"},
@@ -79,10 +74,6 @@ PROPOSALS = {
     "numbers in names say nothing of two that are as near": (
         update_step("out_2 = Tanh(in_1) + Tanh(in_2)", "float[4,3] in_1, float[4,3] in_2", "float[4,3] out_2"),
         {"out_2": "next in_1?"},
-    ),
-    "one that fewer nodes read, of two that are as near": (
-        update_step("p = Tanh(a) + Tanh(b); q = Tanh(a * Tanh(dw))", TWO, "float[4,3] p"),
-        {"p": "next b?"},
     ),
 }
 
@@ -104,33 +95,6 @@ def test_numbers_of_rows_and_columns(axis: str, expected: str) -> None:
         "int64[2] column = {3, 1}, int64[2] row = {1, 3}, int64[1] second = {1}, int64[1] last = {-1}",
     )
     assert roles_of(onnx.shape_inference.infer_shapes(model, data_prop=True))["p"] == f"next {expected}?"
-
-
-# Numbers computed from a counter alone: next values, or metrics.
-RATES = (
-    "m_new = m * beta + dw; n_new = n + unit; p = Cast(n_new, to=1) * share; q = p * share; w_next = w - m_new * e * f"
-)
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        pytest.param("m_new p q n_new", {"p": "next e?", "q": "next f?"}, id="as many between the same pairs"),
-        pytest.param("n_new q p m_new", {"p": "metric?", "q": "metric?"}, id="certain pairs the other way round"),
-        pytest.param("m_new n_new p q", {"p": "metric?", "q": "metric?"}, id="behind both"),
-        pytest.param("m_new q n_new p", {"p": "metric?", "q": "metric?"}, id="fewer between"),
-    ],
-)
-def test_numbers_in_order(order: str, expected: dict[str, str]) -> None:
-    types = {"m_new": "float[4,3]", "n_new": "int64"}
-    model = update_step(
-        RATES,
-        "float[4,3] m, float e, float f, int64 n",
-        ", ".join(f"{types.get(name, 'float')} {name}" for name in order.split()),
-        "float share = {0.5}",
-        update="",
-    )
-    assert roles_of(model) == {**states("w"), "m_new": "next m", "n_new": "next n", **expected}
 
 
 def test_order_chooses_between_inputs_as_near_as_each_other() -> None:

@@ -33,11 +33,11 @@ STEPS = {
     ),
     "a stored mean by a share that is an input": (
         update_step("k_next = k * mu + loss * (one - mu)", "float mu", constants="float k = {0.3}"),
-        {**states("w"), "k_next": "next mu?"},
+        states("w", "k?"),
     ),
     "a stored mean of zero by a share that is an input": (
         update_step("k_next = k * mu + loss * (one - mu)", "float mu", constants="float k = {0}"),
-        {**states("w"), "k_next": "metric?"},
+        states("w", "k?"),
     ),
     "a stored flag, or another one": (
         update_step("k_next = Or(k, Less(loss, rate))", constants="bool k = {0}"),
@@ -78,11 +78,11 @@ STEPS = {
     ),
     "a product of decays beside an update": (
         update_step(f"{SHOWN}; hat = dw / (one - shown)", COUNTED, "float shown"),
-        {**states("w", "n"), "shown": "next p"},
+        {**states("w", "n"), "shown": "metric?"},
     ),
     "the largest number so far, less and less": (
         update_step("largest = Max(k * beta, ReduceMax(Abs(dw), keepdims=0))", "float k", "float largest"),
-        {**states("w"), "largest": "next k"},
+        {**states("w"), "largest": "next k?"},
     ),
     "the largest number so far": (
         update_step("largest = Max(k, ReduceMax(Abs(dw), keepdims=0))", "float k", "float largest"),
@@ -115,7 +115,7 @@ STEPS = {
         ),
         states("w", "k"),
     ),
-    "the least loss so far": (update_step("k_next = Min(k, loss)", "float k"), states("w", "k?")),
+    "the least loss so far": (update_step("k_next = Min(k, loss)", "float k"), states("w", "k")),
     # --- bounds and conditions: a number that is held on every way is a next value
     "a number that shrinks to a floor": (
         update_step("k_next = Max(k * beta, low)", "float k", constants="float low = {0.1}"),
@@ -140,11 +140,11 @@ STEPS = {
     ),
     "a norm, or a number that shrinks": (
         update_step("k_next = Where(flag, ReduceL2(dw, keepdims=0), k * beta)", "bool flag, float k"),
-        states("w", "k?"),
+        states("w", "k"),
     ),
     "a sum with a norm, or a number that shrinks": (
         update_step("k_next = Where(flag, loss + ReduceL2(dw, keepdims=0), k * beta)", "bool flag, float k"),
-        states("w", "k?"),
+        states("w", "k"),
     ),
     "a number with a floor": (
         update_step("k_next = Max(k + loss * rate, low)", "float k", constants="float low = {0.1}"),
@@ -152,7 +152,7 @@ STEPS = {
     ),
     "the norm of an update": (
         update_step("norm = ReduceL2(dw, keepdims=0) * lr", "float lr", "float norm", update="w_next = w - dw * lr\n"),
-        {**states("w"), "norm": "metric?"},
+        {**states("w"), "norm": "next lr?"},
     ),
     "a clipped norm": (
         update_step("norm = Min(ReduceL2(dw, keepdims=0), limit)", "float limit", "float norm"),
@@ -160,7 +160,7 @@ STEPS = {
     ),
     "a number in a condition": (
         update_step("norm = Where(Less(limit, rate), ReduceL2(dw, keepdims=0), rate)", "float limit", "float norm"),
-        {**states("w"), "norm": "metric?"},
+        {**states("w"), "norm": "next limit?"},
     ),
     "a flag of the first step": (
         update_step("first_next = Identity(no)", "bool first", constants="bool no = {0}", update=FIRST),
@@ -168,7 +168,7 @@ STEPS = {
     ),
     "a number that nothing reads": (
         update_step("k_next = Identity(nought)", "float[1] k", constants="float[1] nought = {0}"),
-        states("w", "k"),
+        states("w", "k?"),
     ),
     "numbers that nothing reads": (
         update_step(
@@ -185,7 +185,7 @@ STEPS = {
     # The decays are inputs: a moment, or a gradient that leaves the graph.
     "a moment of a number": (
         update_step("m = n * mu + db; b_next = b - m * rate", "float b, float n, float mu", "float m", **OFFSET),
-        {**states("w", "b"), "m": "next n?"},
+        {**states("w", "b"), "m": "metric?"},
     ),
     "a moment of one element": (
         update_step(
@@ -202,7 +202,7 @@ STEPS = {
     ),
     "a gradient times a rate": (
         update_step("step = db * lr", "float b, float lr", "float step", **OFFSET),
-        {**states("w"), "step": "gradient"},
+        {**states("w"), "step": "next lr?"},
     ),
     "rates": (
         update_step(

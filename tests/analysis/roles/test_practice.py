@@ -64,11 +64,11 @@ STEPS = {
             inputs="int64 n, float lr, float low",
             outputs="float shown",
         ),
-        {**states("w", "n"), "shown": "next low?"},
+        {**states("w", "n"), "shown": "metric?"},
     ),
     "a rate that a plateau halves, in use": (
         update_step(update=PLATEAU + RATE_IN_USE, inputs="float lr", outputs="float shown", constants=HALF),
-        {**states("w"), "shown": "metric?"},
+        {**states("w"), "shown": "next lr?"},
     ),
     "a rate that a plateau halves, for the next step": (
         update_step(
@@ -77,7 +77,7 @@ STEPS = {
             outputs="float shown",
             constants=HALF,
         ),
-        {**states("w"), "shown": "next lr"},
+        {**states("w"), "shown": "next lr?"},
     ),
     "a damping within bounds": (
         update_step(
@@ -87,7 +87,7 @@ STEPS = {
             outputs="float kept",
             constants=f"{HALF}, float low = {{0.1}}, float high = {{9}}",
         ),
-        {**states("w"), "kept": "next lr"},
+        {**states("w"), "kept": "next lr?"},
     ),
     # --- counts and the best so far
     "a count that begins anew": (
@@ -112,7 +112,7 @@ STEPS = {
             "float[4,3] best, float least",
             "float kept",
         ),
-        {**states("w", "best"), "kept": "next least?"},
+        {**states("w", "best"), "kept": "next least"},
     ),
     # --- statistics of batches that the network reads
     "means and variances of columns": (
@@ -128,7 +128,7 @@ STEPS = {
             constants="int64[1] axes = {0}, int64[1] last = {1}, float[8] flow",
             **RETURNS,
         ),
-        {**states("w"), "total": "next start?"},
+        {**states("w"), "total": "metric?"},
     ),
     # --- weights of one element
     "a bias of one element by a projection": (
@@ -148,12 +148,12 @@ STEPS = {
             "int64[1] long = {1}, float[1] b = {0.3}",
             **ONE_ELEMENT,
         ),
-        {**states("w"), "shown": "next b?"},
+        {**states("w"), "shown": "metric"},
     ),
     # --- quantized moments
     "the scale of a quantized moment": (
         update_step(update=QUANTIZED + FRESH, inputs="int8[4,3] q, float size", outputs="float fresh"),
-        {**states("w", "q"), "fresh": "next size?"},
+        {**states("w", "q"), "fresh": "metric?"},
     ),
     "a rate beside a moment": (
         update_step(
@@ -172,7 +172,7 @@ STEPS = {
             "",
             "float[4] none = {nan, nan, nan, nan}",
         ),
-        states("w", "v"),
+        states("w", "v?"),
     ),
     "zeros whose squares are added": (
         update_step(
@@ -197,7 +197,7 @@ STEPS = {
             constants="float[3] levels = {0.1, 0.5, 0.9}",
             stored=True,
         ),
-        {**states("w"), "shown": "next levels?"},
+        {**states("w"), "shown": "metric?"},
     ),
     "a constant beside an input with a fed share": (
         update_step(
@@ -205,7 +205,7 @@ STEPS = {
             "float[4] v, float share",
             constants="float[4] filled = {0.1, 0.2, 0.3, 0.4}",
         ),
-        states("w", "v"),
+        states("w", "v?"),
     ),
     "a sum of terms that begins with a zero": (
         update_step(
@@ -237,7 +237,7 @@ STEPS = {
             forward=nodes("y = x @ w; p = y + m; d = p - y * y; loss = ReduceMean(d * d, keepdims=0)"),
             backward=nodes("dy = d * two_over_n; dw = x.T @ dy"),
         ),
-        {**states("w"), "p": "next m?"},
+        {**states("w"), "p": "metric?"},
     ),
     "errors of examples beside rewards": (
         update_step(
@@ -247,7 +247,7 @@ STEPS = {
             "int64[1] last = {1}",
             forward=nodes("y = x @ w; d = y - t - Unsqueeze(r * m, last); loss = ReduceMean(d * d, keepdims=0)"),
         ),
-        {**states("w"), "e": "metric?"},
+        {**states("w"), "e": "next r?"},
     ),
     # --- a loss scale of its own
     "a loss scale that a flag and a count choose factors of": (
@@ -258,7 +258,7 @@ STEPS = {
             "float size",
             "float high = {100}, int64 four = {4}, float half = {0.5}, float twice = {2}",
         ),
-        {**states("w", "n"), "size": "next k"},
+        {**states("w", "n"), "size": "metric?"},
     ),
     "a factor that is computed": (
         update_step(
@@ -267,7 +267,7 @@ STEPS = {
             "float size",
             "float high = {100}, float half = {0.5}",
         ),
-        {**states("w"), "size": "metric?"},
+        {**states("w"), "size": "next k?"},
     ),
     # --- the losses of two steps
     "a register of losses": (
@@ -286,7 +286,7 @@ STEPS = {
             backward=nodes("dy = d * two_over_n * before / far; dw = x.T @ dy"),
             constants="int64[1] axes = {0}",
         ),
-        {**states("w"), "now": "next before?", "passed": "next far?"},
+        {**states("w"), "now": "metric", "passed": "next before?"},
     ),
     # --- parts of a loss
     "a part by a fed temperature": (
@@ -299,7 +299,7 @@ STEPS = {
             backward=nodes("dy = d * two_over_n * two; dw = x.T @ dy"),
             constants="float two = {2}",
         ),
-        {**states("w"), "part": "metric"},
+        {**states("w"), "part": "metric?"},
     ),
     "one number that is compared with a target": (
         update_step(
@@ -312,18 +312,18 @@ STEPS = {
             backward=nodes("dy = Expand(e * two_over_n, wide); dw = x.T @ dy"),
             constants="int64[1] long = {1}, int64[2] wide = {8, 3}",
         ),
-        {**states("w"), "mean": "metric?"},
+        {**states("w"), "mean": "next b?"},
     ),
     # --- hidden states over two time steps
     "a hidden state": (
         recurrent_step("h1 = Tanh(x @ w + h @ u); h_out = Tanh(z @ w + h1 @ u)", "float[8,4] z", ""),
-        {**states("w", "u"), "h_out": "next h"},
+        {**states("w", "u"), "h_out": "metric?"},
     ),
     "a hidden state that a flag of each example resets": (
         recurrent_step(
             "h1 = Tanh(x @ w + (h * on) @ u); h_out = Tanh(z @ w + (h1 * on) @ u)", "float[8,4] z, float[8,1] on", ""
         ),
-        {**states("w", "u"), "h_out": "next h"},
+        {**states("w", "u"), "h_out": "metric?"},
     ),
     "the two states of a gated cell": (
         recurrent_step(
@@ -332,15 +332,15 @@ STEPS = {
             "float[8,5] c, float[8,4] z",
             "float[8,5] c_out",
         ),
-        {**states("w", "u"), "h_out": "next h", "c_out": "next c"},
+        {**states("w", "u"), "h_out": "next h?", "c_out": "next c?"},
     ),
     "layers that share a weight": (
         recurrent_step("h1 = Tanh(h @ u); h_out = Tanh(h1 @ u)", "", ""),
-        {**states("w", "u"), "h_out": "next h?"},
+        {**states("w", "u"), "h_out": "metric?"},
     ),
     "one time step": (
         recurrent_step("h1 = Tanh(x @ w); h_out = Tanh(h1 + h @ u)", "", ""),
-        {**states("w", "u"), "h_out": "next h?"},
+        {**states("w", "u"), "h_out": "metric?"},
     ),
     # --- moments of weights that are projected
     "a moment beside a weight within a norm": (

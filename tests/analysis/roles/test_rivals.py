@@ -20,7 +20,7 @@ STEPS = {
     # --- a value that is handed through beside a batch of its type
     "weights that others are compared with": (
         update_step("p = Identity(a)", ANCHOR, "float[4,3] p", update=ANCHORED, forward=BESIDE_BATCH),
-        {**states("w"), "p": "next a"},
+        {**states("w"), "p": "next a?"},
     ),
     "a value that nothing is compared with": (
         update_step("p = Identity(a)", ANCHOR, "float[4,3] p", forward=BESIDE_BATCH),
@@ -65,7 +65,7 @@ STEPS = {
             update=ANCHORED,
             forward=BESIDE_BATCH.replace("z = Add(y, xk)", "xe = MatMul(x, e) ye = Add(y, xe) z = Add(ye, xk)"),
         ),
-        {**states("w", "e"), "n": "metric", "p": "next a?"},
+        {**states("w", "e"), "p": "next a?", "n": "metric"},
     ),
     # --- stored numbers
     "a filled moment that a constant multiplies": (
@@ -81,7 +81,7 @@ STEPS = {
             constants=f"float[4,3] v = {numbers(12, '0.1')}",
             update="v_next = v * b + dw * dw; w_next = w - dw / Sqrt(v_next) * rate",
         ),
-        states("w", "v?"),
+        states("w", "v"),
     ),
     "a filled sum that a rate multiplies": (
         update_step(
@@ -89,7 +89,7 @@ STEPS = {
             constants=f"float[4,3] v = {numbers(12, '0.1')}",
             update="v_next = v + dw * dw; w_next = w - dw / Sqrt(v * b) * rate",
         ),
-        states("w", "v?"),
+        states("w", "v"),
     ),
     "an average of a sum that begins at zero": (
         update_step(AVERAGE + "k * beta + s * rate", "float k", constants=ZERO),
@@ -97,7 +97,7 @@ STEPS = {
     ),
     "a sum that begins at zero": (
         update_step(AVERAGE + "k + s", "float k", constants=ZERO),
-        states("w", "k?"),
+        states("w", "k"),
     ),
 }
 

@@ -25,11 +25,11 @@ STEPS = {
     # Named `rate`, one of the numbers that it does not follow from would be likelier.
     "a rate by a formula": (
         update_step(COUNTED.replace("lr =", "rate_now ="), "int64 n", "float rate_now", NUMBERS, stored=True),
-        {**states("w", "n"), "rate_now": "next start?"},
+        {**states("n", "w"), "rate_now": "metric?"},
     ),
     "a rate by a formula, named after a whole number": (
         update_step(COUNTED.replace("lr =", "unit_rate ="), "int64 n", "float unit_rate", NUMBERS, stored=True),
-        {**states("w", "n"), "unit_rate": "next start?"},
+        {**states("n", "w"), "unit_rate": "metric?"},
     ),
     "a rate by a table": (
         update_step(
@@ -51,17 +51,17 @@ STEPS = {
         update_step(
             "n_next = n + unit; lr = Cast(n, to=1) * rate", "int64 n, float k", "float lr", stored=True, **GAIN
         ),
-        {**states("w", "n"), "lr": "next rate?"},
+        {**states("n", "w"), "lr": "metric"},
     ),
     # --- constants beside weights that are inputs
     "a rate by a formula beside a weight that is fed": (
         update_step(COUNTED, "int64 n", "float lr", NUMBERS),
-        {**states("w", "n"), "lr": "metric"},
+        {**states("w", "n"), "lr": "metric?"},
     ),
     # Unlike those of all next values, its name makes a metric likelier.
     "a rate by a formula beside a moment that is stored": (
         update_step(COUNTED, "int64 n", "float lr", f"{NUMBERS}, float[4,3] m = {numbers(12)}", update=MOMENTUM),
-        {**states("w", "m", "n"), "lr": "metric?"},
+        {**states("w", "n", "m"), "lr": "metric?"},
     ),
     "one less a score": (
         update_step("score = ReduceMean(y, keepdims=0); other = one - score", outputs="float other"),
@@ -97,7 +97,7 @@ STEPS = {
             "float k = {0}",
             stored=True,
         ),
-        {**states("w", "n"), "mean": "next k?"},
+        {**states("n", "w"), "mean": "metric"},
     ),
     "a sum that begins anew, less a norm": (
         update_step("k_next = k * Cast(flag, to=1) - ReduceL2(dw, keepdims=0)", "bool flag", "", "float k = {2}"),
@@ -145,13 +145,13 @@ STEPS = {
             "float decay_rate = {0.9}, float start_rate = {0.5}",
             stored=True,
         ),
-        {**states("w", "n"), "start_lr": "next start_rate?"},
+        {**states("n", "w"), "start_lr": "metric?"},
     ),
     # --- whole numbers
     # Counters add one.
     "a counter under another name": (
         update_step("after = n + unit", "", "int64 after", "int64 n = {5}"),
-        {**states("w"), "after": "next n?"},
+        {**states("w"), "after": "next unit?"},
     ),
     "a counter with a bound": (
         update_step("n_next = Min(n + unit, most)", constants="int64 n = {0}, int64 most = {9}"),
@@ -189,11 +189,11 @@ STEPS = {
     ),
     "a sum of whole errors": (
         update_step("n_next = n + Cast(ReduceSum(Abs(d), keepdims=0), to=7)", constants="int64 n = {0}"),
-        states("w", "n?"),
+        states("w", "n"),
     ),
     "a counter beside two more": (
         update_step("n_next = n + unit; ahead = n + two", "", "int64 ahead", "int64 n = {0}, int64 two = {2}"),
-        {**states("w", "n?"), "ahead": "next two?"},
+        {**states("w", "n?"), "ahead": "metric?"},
     ),
 }
 

@@ -25,7 +25,7 @@ STEPS = {
     # --- counts
     "a count that goes on": (
         update_step("n_next = n + unit", constants="int64 n = {12}", stored=True),
-        states("w", "n"),
+        states("w", "n?"),
     ),
     "a count that goes on, of ones": (
         update_step("n_next = n + other", constants="int64 n = {1}, int64 other = {1}", stored=True),
@@ -41,31 +41,31 @@ STEPS = {
             constants="int64 n = {12}, int64 none = {0}",
             stored=True,
         ),
-        states("w", "n"),
+        states("w", "n?"),
     ),
     # --- numbers that are chosen
-    "a scale that grows and shrinks": (update_step(GROWN, constants=SCALES, stored=True), states("w", "k")),
+    "a scale that grows and shrinks": (update_step(GROWN, constants=SCALES, stored=True), states("w", "k?")),
     "a scale that is read": (
         update_step(f"{GROWN}; size = k_next * loss", "", "float size", SCALES, stored=True),
         {**states("w", "k?"), "size": "metric"},
     ),
     "a rate that a count chooses": (
         update_step(f"{COUNTED}; now = Where(late, k * low, k)", "", "float now", f"{PERIOD}, {RATES}", stored=True),
-        {**states("w", "n"), "now": "next k?"},
+        {**states("w", "n?"), "now": "metric?"},
     ),
     # --- sums and averages beside stored weights
     "a filled sum of squares": (update_step(constants=FILLED, update=ADAGRAD, stored=True), states("w", "v")),
-    "a filled sum of squares beside a fed weight": (update_step(constants=FILLED, update=ADAGRAD), states("w", "v?")),
+    "a filled sum of squares beside a fed weight": (update_step(constants=FILLED, update=ADAGRAD), states("w", "v")),
     "an average with a scheduled share": (
         update_step(AVERAGED, constants=AVERAGES, stored=True),
-        states("w", "n", "e"),
+        states("w", "e", "n?"),
     ),
     "an average with a scheduled share beside a fed weight": (
-        update_step(AVERAGED, constants=AVERAGES), states("w?", "n", "e?"),
+        update_step(AVERAGED, constants=AVERAGES), states("w", "e?", "n?"),
     ),
     "the share of an average": (
         update_step(AVERAGED, "", "float part", AVERAGES.removesuffix(", float part"), stored=True),
-        {**states("w", "n", "e"), "part": "metric"},
+        {**states("w", "e", "n?"), "part": "metric?"},
     ),
     # --- NaN
     "a value for nothing": (
@@ -73,7 +73,7 @@ STEPS = {
             "now = ReduceMean(x, axes, keepdims=0); chosen = Where(flag, now, none); size = chosen * chosen",
             "bool flag", "float[4] size", NOTHING, stored=True,
         ),
-        {**states("w"), "size": "metric"},
+        {**states("w"), "size": "metric?"},
     ),
     "values so far": (
         update_step(

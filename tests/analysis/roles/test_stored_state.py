@@ -43,7 +43,7 @@ STEPS = {
     ),
     "a count of what is fed": (
         update_step("n_next = n + count", "int64 count", constants="int64 n = {0}"),
-        {**states("w"), "n_next": "next count?"},
+        states("w", "n?"),
     ),
     "a square that replaces zeros": (
         update_step(
@@ -63,14 +63,14 @@ STEPS = {
         ),
         states("w", "half?"),
     ),
-    "the signs of masters": (update_step("k_next = Sign(w_next)", **SIGNS), states("w?", "k?")),
+    "the signs of masters": (update_step("k_next = Sign(w_next)", **SIGNS), states("w", "k?")),
     "a momentum of zeros": (update_step(constants=f"float[4,3] m = {numbers(12)}", update=MOMENTUM), states("w", "m")),
     "a sum of squares that begins at a tenth": (
         update_step(
             constants=f"float[4,3] sum = {numbers(12, '0.1')}",
             update="sum_next = sum + dw * dw; w_next = w - dw / Sqrt(sum_next) * rate",
         ),
-        states("w", "sum?"),
+        states("w", "sum"),
     ),
     "a gradient that the next step is compared with": (
         update_step(
@@ -78,7 +78,7 @@ STEPS = {
             update="turned = Less(dw * prev, nought); prev_next = Identity(dw)\n"
             "w_next = w - Sign(dw) * Where(turned, rate, one)",
         ),
-        states("w", "prev?"),
+        {**states("w"), "prev_next": "gradient?"},
     ),
     "a counter that begins at zero": (update_step("n_next = n + unit", constants="int64 n = {0}"), states("w", "n")),
     # A constant plus a constant has the same form.
@@ -122,7 +122,7 @@ STEPS = {
     ),
     "a stored pair of numbers that nothing reads": (
         update_step("k_next = Identity(nought)", constants="float[2] k = {1, 2}, float[2] nought = {0, 1}"),
-        states("w", "k"),
+        states("w", "k?"),
     ),
     # --- zeros that a condition chooses
     "an activation beside zeros in place of gradients that are no numbers": (
@@ -151,7 +151,7 @@ STEPS = {
     ),
     "zeros that nothing reads": (
         update_step("k_next = Identity(other)", constants="float[2] k = {0, 0}, float[2] other = {0, 1}"),
-        states("w", "k"),
+        states("w", "k?"),
     ),
     # --- a weight of one number
     "a weight of one number": (
@@ -231,7 +231,10 @@ STEPS = {
         ),
         {"dw": "gradient", "size": "metric", "shown": "metric"},
     ),
-    "a stored rate": (update_step("rate_next = Identity(rate)", outputs="float rate_next"), states("w", "rate")),
+    "a stored rate": (
+        update_step("rate_next = Identity(rate)", outputs="float rate_next"),
+        {**states("w"), "rate_next": "constant"},
+    ),
 }
 
 

@@ -1,0 +1,252 @@
+"""Doubts: evidence against a role, collected in one pass over the matched pairs and the other outputs.
+
+Names that agree with a pair settle the doubts about its content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.analysis.roles.evidence import Strength, Table
+from graphscale.analysis.roles.facts import Facts
+from graphscale.analysis.roles.fixed import Gradients
+from graphscale.analysis.roles.role_table import Assigned, Role
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
+from graphscale.graph.values import is_float, is_known_zero, is_scalar
+
+__all__ = ["Matched", "doubt"]
+
+# An output, the doubt about its role, and whether its pair is out of the question.
+_Doubt = tuple[ir.Value, str, bool]
+# Readers of a stored gradient; sums in bodies begin at zeros, too.
+_MOVING = frozenset(("Mul", "Sub", "Sign"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """A step with its matched pairs.
+
+    Attributes:
+        facts: the facts about it.
+        gradients: its gradients.
+        table: the evidence for all pairs.
+        outputs: the roles of the outputs so far.
+        pattern: the pairs of the widest pattern of names.
+    """
+
+    facts: Facts
+    gradients: Gradients
+    table: Table
+    outputs: Mapping[ir.Value, Assigned]
+    pattern: Mapping[ir.Value, ir.Value]
+
+    @property
+    def pairs(self) -> dict[ir.Value, ir.Value]:
+        """The certain pairs that nobody named."""
+        return {o: a.pair for o, a in self.outputs.items() if a.pair is not None and a.certain and not a.is_named}
+
+    def left_like(self, output: ir.Value) -> list[ir.Value]:
+        """Return the inputs of an output's type outside the loss that have no next value yet."""
+        taken = {each.pair for each in self.outputs.values()}
+        forward = self.facts.topology.forward
+        left = (v for v in self.facts.inputs_like(output) if v not in taken and v not in forward)
+        return [v for v in left if v is not output and (v.is_graph_input() or self._may_be_stored(output, v))]
+
+    def _may_be_stored(self, output: ir.Value, value: ir.Value) -> bool:
+        """Return whether an initializer may hold state beside the weights: unlike an operand, or a repeated number."""
+        facts = self.facts
+        is_read = facts.copied_input(output) is value or value in facts.held(output)
+        may_be_state = (
+            not value.uses() or value.dtype is ir.DataType.BOOL or not (is_scalar(value) or facts.factors[value])
+        )
+        is_start = bool(value.uses()) and is_float(value) and is_known_zero(value)
+        is_start = is_start and not any(node.op_type in _MOVING for node, _ in value.uses())
+        return not (is_read or is_start) and (facts.stores_weights or may_be_state)
+
+    def strength(self, output: ir.Value, value: ir.Value) -> Strength:
+        """Return the strength of the evidence for a pair."""
+        return self.table[output][value].strength
+
+
+def doubt(step: Matched) -> dict[ir.Value, tuple[str, bool]]:
+    """Return a doubt about each output against whose role there is evidence."""
+    found: dict[ir.Value, tuple[str, bool]] = {}
+    for find in (*_BY_NAMES, *_BY_CONTENT):
+        for output, text, is_excluded in find(step):
+            pair = step.outputs[output].pair
+            if find in (*_BY_NAMES, _weak) or pair is None or step.pattern.get(output) is not pair:
+                found.setdefault(output, (text, is_excluded))
+    return found
+
+
+def _other_names(step: Matched) -> Iterator[_Doubt]:
+    """Doubt pairs where the names say another."""
+    named = {v: o for o, v in step.pattern.items()}
+    for output, value in step.pairs.items():
+        by_name, other = step.pattern.get(output), named.get(value)
+        if by_name is not None and by_name is not value:
+            yield output, f"it holds {value.name!r}, but is named after {by_name.name!r}", True
+        elif other is not None and other is not output:
+            yield output, f"it holds {value.name!r}, but {other.name!r} is named after it", True
+
+
+def _named_metrics(step: Matched) -> Iterator[_Doubt]:
+    """Doubt metrics that are named after an open input of their type."""
+    taken = {each.pair for each in step.outputs.values()}
+    for output, value in step.pattern.items():
+        if step.outputs[output].role is Role.METRIC and not step.outputs[output].is_named and value not in taken:
+            yield output, f"it is named after {value.name!r}", False
+
+
+def _silent_names(step: Matched) -> Iterator[_Doubt]:
+    """Doubt the only pair that does not follow the pattern of all other tensors."""
+    facts, pairs = step.facts, step.pairs
+    silent = [
+        (output, value)
+        for output, value in pairs.items()
+        if output not in step.pattern and not (is_scalar(value) or step.gradients.includes(output))
+    ]
+    for output, value in silent if len(silent) == 1 and step.pattern else ():
+        is_learnt = facts.has_gradient(value) and facts.takes_gradient(output)
+        if not is_learnt and facts.copied_input(output) is not value:
+            yield output, f"it holds {value.name!r}, but is not named like the other next values", True
+
+
+def _exchanged(step: Matched) -> Iterator[_Doubt]:
+    """Doubt two outputs that hold each other's input."""
+    pairs, held = step.pairs, step.facts.held
+    owners = {v: o for o, v in pairs.items()}
+    for output, value in pairs.items():
+        for other in (owners.get(each) for each in held(output)):
+            if other is not None and other is not output and value in held(other):
+                yield output, f"it could be exchanged with {other.name!r}: each holds the other's input", False
+
+
+def _holds_next(step: Matched) -> Iterator[_Doubt]:
+    """Doubt an output that holds the next value of another state, beside an unknown share of its own input."""
+    pairs = step.pairs
+    for output, value in pairs.items():
+        if step.strength(output, value) <= Strength.SHARE and not is_scalar(value):
+            others = {o for o in pairs if o is not output and same_type(o, output)}
+            for other, c in find_coefficients(output, others, step.facts.factors).items():
+                if c >= NEXT_STATE and other not in step.facts.views(output):
+                    yield output, f"it holds {other.name!r}, the next value of another state", False
+                    yield other, f"{output.name!r} holds it, and may be the next value of {pairs[other].name!r}", False
+
+
+def _negative(step: Matched) -> Iterator[_Doubt]:
+    """Doubt an output that holds its input with a negative coefficient."""
+    for output, value in step.pairs.items():
+        if step.facts.held(output).get(value, 0.0) < 0:
+            yield output, f"it holds {value.name!r} with a negative coefficient", True
+
+
+def _stays(step: Matched) -> Iterator[_Doubt]:
+    """Doubt a state that stays itself, while another output holds it."""
+    facts, pairs, taken = step.facts, step.pairs, {each.pair for each in step.outputs.values()}
+    for output, value in pairs.items():
+        if facts.copied_input(output) is value and not is_scalar(value):
+            left = next((v for v in facts.inputs_like(output) if v not in taken and v.is_graph_input()), None)
+            if left is not None:
+                yield output, f"it is {value.name!r} itself, and may be the next value of {left.name!r}", False
+            for other in (o for o in pairs if o is not output and same_type(o, output)):
+                is_moved = facts.has_gradient(value) and facts.takes_gradient(other)
+                if value in facts.held_possibly(other) or (is_moved and facts.is_ignored(pairs[other])):
+                    yield output, f"it is {value.name!r} itself, and {other.name!r} may be its next value", False
+                    yield other, f"it may be the next value of {value.name!r}", False
+
+
+def _surplus(step: Matched) -> Iterator[_Doubt]:
+    """Doubt an output without a pair that holds the input of another, and that pair."""
+    owners = {v: o for o, v in step.pairs.items()}
+    for output, assigned in step.outputs.items():
+        if assigned.pair is None and is_float(output) and not is_scalar(output) and not assigned.is_named:
+            for value, c in step.facts.held(output).items():
+                if c >= NEXT_STATE and value in owners and same_type(output, value):
+                    yield output, f"it may be the next value of {value.name!r}, too", False
+                    yield owners[value], f"{output.name!r} may be the next value of {value.name!r}, too", False
+
+
+def _changed_batches(step: Matched) -> Iterator[_Doubt]:
+    """Doubt inputs of the loss in another form: they may be batches, unless mixed with carried state alone."""
+    carried, topology = {*step.pairs.values()}, step.facts.topology
+    for output, value in step.pairs.items():
+        is_tensor = is_float(value) and not is_scalar(value) and step.facts.copied_input(output) is not value
+        if is_tensor and value in topology.forward and output not in step.facts.behind_gradients:
+            others = [v for v in step.facts.sources_of(output) if v is not value and not is_scalar(v)]
+            is_read, is_mixed = output in topology.forward, any(map(ir.Value.is_graph_input, others))
+            if not others or (is_read and not carried.issuperset(others)):
+                yield output, f"it may be {value.name!r}, a batch, as the network reads it", is_read and not is_mixed
+
+
+def _surplus_gradients(step: Matched) -> Iterator[_Doubt]:
+    """Doubt gradients that outnumber the weights of their type, if an open input of it is outside the loss."""
+    gradients = [o for o, each in step.outputs.items() if each.role is Role.GRADIENT and not each.is_named]
+    for output in gradients:
+        left = [v for v in step.left_like(output) if not is_scalar(v)]
+        if left and sum(same_type(o, output) for o in gradients) > len(step.facts.weights_like(output)):
+            yield output, f"it scales with the loss, but {left[0].name!r} has its type and the loss ignores it", False
+
+
+def _surplus_constants(step: Matched) -> Iterator[_Doubt]:
+    """Doubt constants that may be the next values of inputs: a flag of the first step, an unchanged rate."""
+    for output, assigned in step.outputs.items():
+        if assigned.role is Role.CONSTANT and not assigned.is_named:
+            for value in step.left_like(output)[:1]:
+                yield output, f"a constant, and {value.name!r} has its type", False
+
+
+def _numbers(step: Matched) -> Iterator[_Doubt]:
+    """Doubt numbers that are chosen, or computed by factors that are no constants: a rate may be the present one."""
+    facts = step.facts
+    for output, value in step.pairs.items():
+        node = facts.views(output)[-1].producer()
+        if not is_scalar(value) or value.shape or node is None or (value.is_graph_input() and not is_float(value)):
+            continue
+        is_bound = node.op_type in ("Max", "Min") and bool(step.pattern)  # a clipped norm, by a file that names states
+        if is_bound or step.strength(output, value) < Strength.HOLDS:
+            is_excluded = output in facts.topology.forward or len(step.pattern) > 1
+            yield output, f"it depends on {value.name!r}, which has its type", is_excluded
+
+
+def _weak(step: Matched) -> Iterator[_Doubt]:
+    """Doubt tensors that only depend on their input: so does a prediction, and a product for the log."""
+    facts = step.facts
+    for output, value in step.pairs.items():
+        is_number = is_scalar(value) and not value.shape
+        is_held = step.strength(output, value) > Strength.SHARE or facts.holds_a_share(output, value)
+        if is_number or not is_float(value) or is_held or facts.copied_input(output) is not None:
+            continue
+        node = facts.views(output)[-1].producer()
+        is_product = node is not None and node.op_type in ("Mul", "Div") and value in node.inputs
+        if (is_product and not facts.has_gradient(value)) or output not in facts.behind_gradients:
+            yield output, f"it depends on {value.name!r}, and so does a prediction", False
+
+
+def _doubtful_gradients(step: Matched) -> Iterator[_Doubt]:
+    """Doubt the sum of a gradient and an unknown share of a value, or their product, where no weight is updated."""
+    facts, gradients = step.facts, step.gradients
+    for output, value in step.pairs.items():
+        if any(view in gradients.doubtful for view in facts.views(output)):
+            yield output, "a gradient and a share of another value", False
+        elif gradients.includes(output) and facts.weights_like(value) and facts.held(output).get(value) != 1:
+            yield output, f"a gradient and a share of {value.name!r}, which may be noise or a mask", False
+
+
+_BY_NAMES = (_other_names, _named_metrics, _silent_names)
+_BY_CONTENT = (
+    _exchanged,
+    _holds_next,
+    _negative,
+    _stays,
+    _surplus,
+    _changed_batches,
+    _surplus_gradients,
+    _surplus_constants,
+    _numbers,
+    _doubtful_gradients,
+    _weak,
+)

@@ -1,0 +1,206 @@
+"""The table of evidence: for each output, the inputs whose next value it may be, each with a strength and a reason.
+
+The functions are pure: each reads the facts of a step alone, and none reads a role that another assigned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from graphscale.analysis.roles.facts import VIEWS, Facts
+from graphscale.analysis.roles.fixed import Gradients
+from graphscale.analysis.updates import NEXT_STATE, same_type
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import follows_from_numbers, source_by_trait
+
+__all__ = ["Evidence", "Strength", "Table", "gather", "possibilities"]
+
+
+class Strength(enum.IntEnum):
+    """The strength of evidence for a pair, the weakest first."""
+
+    TYPE = 0  # nothing excludes the pair
+    DEPENDS = 1
+    PLAIN = 2  # on a path without a contraction
+    SHARE = 3  # a term of a sum, with a factor that is no constant
+    HOLDS = 4  # any constant multiple of an input outside the loss
+    STAYS = 5  # with a constant coefficient near one
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Evidence:
+    """Evidence for a pair.
+
+    Attributes:
+        strength: its strength.
+        text: the reason, for a reader.
+    """
+
+    strength: Strength
+    text: str
+
+
+Table = dict[ir.Value, dict[ir.Value, Evidence]]
+
+
+def gather(facts: Facts, gradients: Gradients) -> Table:
+    """Return the evidence for all pairs of an output and an input of its type."""
+    table: Table = {}
+    for output in facts.outputs:
+        like = set(facts.inputs_like(output))
+        row = table[output] = {}
+        for find in (_contents, _dependences, _shifts, _compared, _other_forms, _stored_numbers):
+            for value, evidence in find(facts, gradients, output):
+                if value in like and (value not in row or evidence.strength > row[value].strength):
+                    row[value] = evidence
+        table[output] = _without_stored(facts, row)
+    return table
+
+
+_COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
+_Found = Iterator[tuple[ir.Value, Evidence]]
+
+
+def _contents(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
+    """Yield the inputs that an output contains as terms of sums."""
+    if facts.copied_input(output) is not None:
+        return
+    firm, forward = facts.held_firmly(output), facts.topology.forward
+    for value, c in (*firm.items(), *facts.held(output).items()):
+        if not same_type(output, value):
+            continue
+        if is_scalar(value) and not value.is_graph_input():
+            is_weight = c >= NEXT_STATE and value in forward and facts.takes_gradient(output)
+            if not (is_weight or _is_counter(facts, output, value)):
+                continue
+        is_firm, is_near_one = value in firm, c >= NEXT_STATE
+        if is_near_one or (value not in forward and c >= 0):
+            strength = Strength.STAYS if is_near_one else Strength.HOLDS
+            yield value, Evidence(strength if is_firm else Strength.SHARE, "depends on its own previous value")
+    if not is_scalar(output):
+        for value in facts.held_possibly(output):
+            yield value, Evidence(Strength.SHARE, "depends on its own previous value")
+
+
+def _dependences(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
+    """Yield the inputs that an output depends on, on paths apart from gradients and the loss."""
+    plain = facts.dependence.plain(output)
+    for value in facts.dependence.of(output):
+        if _may_hold_state(facts, output, value):
+            strength = Strength.PLAIN if value in plain else Strength.DEPENDS
+            yield value, Evidence(strength, "it depends on its previous value")
+
+
+def _shifts(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
+    """Yield the inputs outside the loss whose next value a handed-through input may be: that of the last step."""
+    source = facts.copied_input(output)
+    if source is not None and source.is_graph_input() and source is not output and not is_scalar(source):
+        for value in facts.inputs_like(output):
+            if value is not source and facts.is_ignored(value):
+                yield value, Evidence(Strength.DEPENDS, "the value of the last step")
+
+
+def _compared(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
+    """Yield the inputs outside the loss that a gradient or a number is compared with: its values of the last step."""
+    if gradients.includes(output):
+        for value in facts.inputs_like(output):
+            if gradients.meets(output, value):
+                yield value, Evidence(Strength.PLAIN, "the gradient that the next step compares with its own")
+    is_number = is_scalar(output) and is_float(output) and not output.shape
+    readers = {node for view in facts.views(output) for node in facts.topology.consumers(view)} if is_number else ()
+    for node in (each for each in readers if each.op_type in _COMPARING):
+        for other in map(facts.copied_input, inputs_of(node)):
+            if other is not None and facts.is_ignored(other):
+                yield other, Evidence(Strength.DEPENDS, "the number that the next step compares with its own")
+
+
+def _other_forms(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
+    """Yield the weights whose next value is another output in another form, such as float16 casts of masters."""
+    if output in facts.behind_gradients and any(view.is_graph_output() for view in facts.views(output)[1:]):
+        for value in facts.inputs_like(output):
+            if value in facts.topology.forward and not is_scalar(value) and value not in facts.topology.targets:
+                yield value, Evidence(Strength.DEPENDS, "it is another form of the next value of a state")
+
+
+def _stored_numbers(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
+    """Yield the stored numbers that an output holds: counts, averages, rates; a constant is added to a metric."""
+    node = output.producer()
+    if not is_scalar(output) or node is None:
+        return
+    is_alone = not any(value.is_graph_input() for value in facts.sources_of(output))
+    is_choice = node.op_type in ("Where", "If", "Max", "Min")
+    for value, c in facts.held(output).items():
+        if c >= NEXT_STATE and is_scalar(value) and not value.is_graph_input():
+            if not is_float(output) or c != 1 or (facts.stores_weights and (is_alone or is_choice)):
+                yield value, Evidence(Strength.PLAIN, "it is computed from a number in the graph")
+
+
+def possibilities(facts: Facts, output: ir.Value) -> dict[ir.Value, Evidence]:
+    """Return the inputs that an output may replace by the types and readers of the two alone."""
+    fitting = (v for v in facts.inputs_like(output) if _may_hold_state(facts, output, v))
+    possible = (value for value in fitting if _may_replace(facts, output, value))
+    return _without_stored(facts, dict.fromkeys(possible, Evidence(Strength.TYPE, "it has the type of an open input")))
+
+
+def _without_stored(facts: Facts, row: dict[ir.Value, Evidence]) -> dict[ir.Value, Evidence]:
+    """Leave out initializers no stronger than an input, where weights are inputs, as all states then are."""
+    least = max((each.strength for v, each in row.items() if v.is_graph_input()), default=None)
+    if facts.stores_weights or least is None:
+        return row
+    return {value: each for value, each in row.items() if value.is_graph_input() or each.strength > least}
+
+
+def _may_hold_state(facts: Facts, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether a value may be the state that an output replaces: an input, a stored weight, moment, or key."""
+    if value.is_graph_input():
+        return True
+    if is_scalar(value) and value.uses() and value not in facts.topology.states:
+        return False
+    return facts.stores_weights or not value.uses() or value in facts.held_possibly(output)
+
+
+def _may_replace(facts: Facts, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an output could be the next value of an input of its type, by the two alone."""
+    topology, is_backward = facts.topology, output in facts.behind_gradients
+    is_stored = value.is_initializer() and not value.is_graph_input()
+    if not value.uses():
+        return not (is_stored and is_scalar(value) and is_float(value))  # a remaining constant
+    if is_stored:
+        if value in topology.forward or output in topology.forward:
+            return False
+        return is_backward or not (facts.factors[value] or is_known_zero(value))
+    if is_backward and _scales_integers(facts, value):
+        return True
+    if is_scalar(value) and is_float(value):
+        # A metric reads a batch; a number computed from numbers may be a schedule's. The loss reads no next rate.
+        return output not in topology.forward and facts.is_ignored(value) and follows_from_numbers(output)
+    # An input that enters behind the last contraction is a target or similar.
+    return is_backward or (not topology.late_inputs(value) and is_float(value))
+
+
+def _scales_integers(facts: Facts, value: ir.Value) -> bool:
+    """Return whether an input is a factor or divisor of an integer input, such as a quantized moment."""
+    products = (node for node in facts.topology.consumers(value) if node.op_type in ("Mul", "Div"))
+    sources = {source_by_trait(operand, VIEWS) for node in products for operand in inputs_of(node)} - {value}
+    return any(source.producer() is None and not is_float(source) for source in sources)
+
+
+def _is_counter(facts: Facts, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether an output is an unfolded sum of constants; an integer may have an upper bound.
+
+    The added number may not be zero, nor be compared with the bound.
+    """
+    node, begins_at_zero = output.producer(), facts.factors[value] == 0
+    if node is not None and node.op_type == "Add":
+        return begins_at_zero and all(map(constant_tensor, node.inputs))
+    above = facts.topology.ancestors([output])
+    if is_float(output) or any(each.is_graph_input() for each in above):
+        return False
+    readers = [reader for reader in facts.topology.consumers(value) if reader.outputs[0] in above]
+    is_bounded = any(reader.op_type in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual") for reader in readers)
+    sums = [reader.outputs[0] for reader in readers if reader.op_type == "Add"]
+    return (begins_at_zero or is_bounded) and facts.holds_one_of(output, sums)

@@ -1,0 +1,216 @@
+"""Facts about the inputs and outputs of a step: their contents and dependences, without any role."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphscale.analysis.edits import Plan
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import (
+    NEXT_STATE,
+    Factors,
+    Type,
+    find_coefficients,
+    known_factors,
+    possible_factors,
+    same_type,
+    shares,
+    type_of,
+)
+from graphscale.graph.values import is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait, has_trait
+
+__all__ = ["VIEWS", "Dependence", "Facts"]
+
+VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
+_HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
+
+
+class Facts:
+    """The inputs, stored values and outputs of a main graph, and what outputs hold.
+
+    Args:
+        topology: the topology of the graph, for its loss.
+        plan: the places of the loss scale, and of the divisions by it.
+
+    Attributes:
+        holders: the inputs, and the initializers that may hold state.
+        outputs: the outputs, each once.
+        held: returns the inputs and initializers in an output, with their coefficients.
+        held_firmly: returns those whose coefficients are computed from constants alone.
+        held_possibly: returns those in products that are terms of the output, with any other factors.
+        takes_gradient: returns whether an output is a sum with a gradient of its type, times or divided by any values.
+    """
+
+    def __init__(self, topology: Topology, plan: Plan) -> None:
+        self.topology, self.plan, self.graph = topology, plan, topology.graph
+        self.factors = topology.factors
+        self._shares = shares(self.factors)
+        self._sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
+        self.held = functools.cache(functools.partial(self._find_held, self.factors))
+        self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors(self.factors.origins)))
+        possible = possible_factors(self.factors)
+        self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
+        self.takes_gradient = functools.cache(self._takes_gradient)
+        self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
+        self.outputs = tuple(dict.fromkeys(self.graph.outputs))
+        self._by_type: dict[Type, list[ir.Value]] = {}
+        for value in self.holders:
+            self._by_type.setdefault(type_of(value), []).append(value)
+        self._untyped = [kind for kind in self._by_type if None in kind]
+
+    def _stored(self) -> Iterator[ir.Value]:
+        """Yield the initializers that may hold state."""
+        for value in self.graph.initializers.values():
+            if not (value.is_graph_input() or _is_selected_zero(value)):
+                yield value
+
+    @functools.cached_property
+    def stores_weights(self) -> bool:
+        """True if weights are initializers: other states may be initializers, too."""
+        return self.topology.may_store_state(self.plan.unscaled.keys())
+
+    def inputs_like(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs and initializers of a value's type."""
+        kind = type_of(value)
+        kinds: Iterable[Type] = self._by_type if None in kind else (kind, *self._untyped)
+        fitting = (each for kind in kinds for each in self._by_type.get(kind, ()))
+        return [each for each in fitting if same_type(value, each)]
+
+    def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
+        held = find_coefficients(output, self._sources, factors, _HANDS_ON)
+        return {value: c for value, c in held.items() if not self._is_number(value)}
+
+    def _is_number(self, value: ir.Value) -> bool:
+        """Return whether an initializer is filled with one number, and so no weight or moment."""
+        if value.is_graph_input() or is_scalar(value) or value in self.topology.forward:
+            return False
+        return _is_selected_zero(value) or self.factors[value] != 0
+
+    def holds_one_of(self, output: ir.Value, values: Collection[ir.Value]) -> bool:
+        """Return whether an output contains one of some values with a coefficient near one."""
+        return any(c >= NEXT_STATE for c in find_coefficients(output, values, self.factors, _HANDS_ON).values())
+
+    def holds_a_share(self, output: ir.Value, value: ir.Value) -> bool:
+        """Return whether an output is a sum with any multiple of a value."""
+        return value in find_coefficients(output, [value], self._shares, _HANDS_ON)
+
+    def sources_of(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs and initializers that a value depends on."""
+        return [each for each in self.topology.ancestors([value]) if self.topology.flat.is_source(each)]
+
+    def views(self, value: ir.Value) -> list[ir.Value]:
+        """Return a value and its sources through views, upwards."""
+        values = [value]
+        while (node := values[-1].producer()) is not None and has_trait(node, VIEWS) and node.inputs[0] is not None:
+            values.append(node.inputs[0])
+        return values
+
+    def copied_input(self, output: ir.Value) -> ir.Value | None:
+        """Return the input or initializer behind an output that is a view, else None."""
+        source = source_by_trait(output, VIEWS)
+        return source if source.producer() is None else None
+
+    def has_gradient(self, value: ir.Value) -> bool:
+        """Return whether a value is a weight: the loss reads it, and the graph has a gradient of its type."""
+        if value not in self.topology.forward or value in self.topology.targets:
+            return False
+        return any(same_type(gradient, value) for gradient in self.plan.unscaled)
+
+    def _takes_gradient(self, output: ir.Value) -> bool:
+        gradients = [value for value in self.plan.unscaled if same_type(value, output)]
+        return bool(gradients and find_coefficients(output, gradients, possible_factors(self.factors), least=0.0))
+
+    def is_ignored(self, value: ir.Value) -> bool:
+        """Return whether an input is for the update alone: the loss does not depend on it."""
+        return value.is_graph_input() and value not in self.topology.forward
+
+    @functools.cached_property
+    def behind_gradients(self) -> Collection[ir.Value]:
+        """The values that depend on a gradient."""
+        return self.topology.descendants(self.plan.unscaled.keys())
+
+    @functools.cached_property
+    def dependence(self) -> Dependence:
+        """The dependence of all values on the holders, on paths without gradients and the loss."""
+        return Dependence(self.topology, self.holders, {*self.plan.unscaled, self.topology.loss})
+
+    @functools.cached_property
+    def updates_weights(self) -> bool:
+        """True if an output is the next value of a weight: the gradients do not leave the graph for another step."""
+        weights = {v for v in self.holders if v in self.topology.forward and is_float(v) and not is_scalar(v)}
+        return any(
+            c >= NEXT_STATE and same_type(output, value) and self.copied_input(output) is not value
+            for output in self.outputs
+            for value, c in self.held(output).items()
+            if value in weights
+        )
+
+    def weights_like(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs of a type whose gradients may leave the graph: none in a graph that updates weights."""
+        if self.updates_weights:
+            return []
+        return [v for v in self.inputs_like(value) if v in self.topology.forward and v.is_graph_input()]
+
+
+class Dependence:
+    """Evidence by dependence: the inputs that each value depends on, on paths without gradients and the loss.
+
+    A number, without axes, counts only on a path of values of one element, since a learning rate is part of each next
+    weight, and so reaches the norm of all weights.
+
+    Args:
+        topology: the topology of the graph.
+        inputs: the inputs in question.
+        cut: the values that end paths: gradients, and the loss.
+    """
+
+    def __init__(self, topology: Topology, inputs: Iterable[ir.Value], cut: Collection[ir.Value]) -> None:
+        self._inputs = tuple(inputs)
+        bits = {value: 1 << i for i, value in enumerate(self._inputs)}
+        self._all = bits.copy()
+        self._plain = bits.copy()
+        singles = sum(bit for value, bit in bits.items() if is_scalar(value) and not value.shape)
+        numbers: set[ir.Value] = set()  # of unknown shape, but computed from one-element values alone
+        for node, results, reads in topology.parts if bits else ():
+            untyped = [value for value in results if value.shape is None]
+            if untyped and all(is_scalar(value) or value in numbers for value in reads):
+                numbers.update(untyped)
+            anywhere = plain = 0
+            for value in reads:
+                if value in self._all and value not in cut:
+                    anywhere |= self._all[value]
+                    plain |= self._plain.get(value, 0)
+            if not anywhere:
+                continue
+            if node in topology.contractions:
+                plain = 0
+            for value in results:
+                kept = ~0 if is_scalar(value) or value in numbers else ~singles
+                self._all[value] = anywhere & kept
+                self._plain[value] = plain & kept
+
+    def of(self, value: ir.Value) -> set[ir.Value]:
+        """Return the inputs that a value depends on."""
+        return self._chosen(self._all.get(value, 0))
+
+    def plain(self, value: ir.Value) -> set[ir.Value]:
+        """Return the inputs that a value depends on by a path without a contraction."""
+        return self._chosen(self._plain.get(value, 0))
+
+    def _chosen(self, mask: int) -> set[ir.Value]:
+        return {value for i, value in enumerate(self._inputs) if mask >> i & 1}
+
+
+def _is_selected_zero(value: ir.Value) -> bool:
+    """Return whether an initializer of zeros is only selected or squared, unlike a moment."""
+    if is_scalar(value) or value.is_graph_input() or not is_known_zero(value):
+        return False
+    readers = [node for node, _ in value.uses()]
+    return bool(readers) and all(
+        n.op_type == "Where" or (n.op_type == "Mul" and {*n.inputs} == {value}) for n in readers
+    )
