@@ -330,13 +330,7 @@ def _state(step: Step) -> tuple[StateReport, ...]:
 
 
 def _stamp(step: Step, report: Report, counting: passes.AddTelemetry | None) -> Stamp:
-    values: dict[ScaledValue, ir.Value | None] = {
-        ScaledValue.LOSS: step.loss,
-        ScaledValue.LOSS_SCALE: step.scale.value,
-        **step.scale.states,
-    }
-    values |= {ScaledValue.STUCK: step.scale.stuck, ScaledValue.ALL_FINITE: step.all_finite, **step.telemetry}
-    names = {role.value: value.name or "" for role, value in values.items() if value is not None}
+    names = {role.value: value.name or "" for role, value in step.named.items()}
     telemetry = {} if counting is None else counting.to_stamp(step, _checked_names(step))
     return dataclasses.replace(make_stamp(report, names), telemetry=telemetry)
 

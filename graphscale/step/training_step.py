@@ -14,6 +14,7 @@ from graphscale.analysis.training_result import Coverage
 from graphscale.analysis.updates import Update
 from graphscale.flow.degree import Degree
 from graphscale.graph.builder import Editor
+from graphscale.graph.stamp import Stamp
 from graphscale.policy.names import ScaledValue
 from graphscale.step.scale_values import Scale
 
@@ -44,7 +45,7 @@ class Carried:
         next: its next value.
         in_place: True if the graph writes the state in place; else `next` is an output to be fed back.
         how: its origin in the report: `analysis.report.StateReport.how`.
-        guarded: True if a skipped step keeps the state.
+        guarded: True if a skipped step keeps the state; of a scaled file, if the state is the original's.
     """
 
     input: ir.Value
@@ -60,6 +61,7 @@ class Step:
 
     Attributes:
         model: the model.
+        stamp: the metadata of a scaled file; None for a step under way.
         losses: the losses, scalar floating-point values; the first names the step's.
         loss_found: the way the loss was found.
         places: the places where the scale enters.
@@ -81,7 +83,8 @@ class Step:
         sums: the values past the gradients in which finite gradients can overflow; of `unscale-gradients`.
         all_finite: the flag of the finite check of `checked`, a scalar bool value; of `check-finite`.
         guard: the flag that decides whether the step is applied: `all_finite`, unless the policy accepts a non-finite
-            step; of `check-finite` and `update-loss-scale`.
+            step; of `check-finite` and `update-loss-scale`. Of a scaled file, the finite flag after the nodes that it
+            waits for; in a window of accumulated gradients, the flag so far.
         carried: the carried state of the scaled step; of `update-loss-scale`, `telemetry` and `guard-updates`.
         telemetry: counters and outputs by their role; of `telemetry`.
         activations: the values of the forward pass that telemetry checks, with dtypes; of `telemetry`.
@@ -90,18 +93,19 @@ class Step:
     """
 
     model: ir.Model
-    losses: tuple[ir.Value, ...]
-    loss_found: str
-    places: tuple[Place, ...]
-    unscalings: tuple[Unscaling, ...]
-    roles: Roles
-    states: tuple[Update, ...]
-    accumulators: tuple[ir.Node, ...]
-    coverage: Coverage
-    degrees: Mapping[ir.Value, Degree]
-    reads: Mapping[ir.Node, tuple[ir.Value, ...]]
-    owners: Mapping[ir.Graph, ir.Node]
-    warnings: tuple[str, ...]
+    stamp: Stamp | None = None
+    losses: tuple[ir.Value, ...] = ()
+    loss_found: str = ""
+    places: tuple[Place, ...] = ()
+    unscalings: tuple[Unscaling, ...] = ()
+    roles: Roles = Roles({}, {})  # noqa: RUF009 - frozen
+    states: tuple[Update, ...] = ()
+    accumulators: tuple[ir.Node, ...] = ()
+    coverage: Coverage = Coverage((), ())  # noqa: RUF009 - frozen
+    degrees: Mapping[ir.Value, Degree] = dataclasses.field(default_factory=dict)
+    reads: Mapping[ir.Node, tuple[ir.Value, ...]] = dataclasses.field(default_factory=dict)
+    owners: Mapping[ir.Graph, ir.Node] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     report: Report | None = None
     editor: Editor | None = None
     scales: tuple[Scale, ...] = ()
@@ -132,6 +136,14 @@ class Step:
         """The loss scale, after `scale-loss`."""
         (scale,) = self.scales
         return scale
+
+    @property
+    def named(self) -> dict[ScaledValue, ir.Value]:
+        """The values that a scaled file names, by role."""
+        values = {ScaledValue.LOSS: self.losses[0] if self.losses else None, ScaledValue.LOSS_SCALE: self.scale.value}
+        values |= {**self.scale.states, ScaledValue.STUCK: self.scale.stuck}
+        values |= {ScaledValue.ALL_FINITE: self.all_finite, **self.telemetry}
+        return {role: value for role, value in values.items() if value is not None and value.graph is not None}
 
     @property
     def gradients(self) -> tuple[ir.Value, ...]:
