@@ -330,7 +330,7 @@ def _state(step: Step) -> tuple[StateReport, ...]:
 
 
 def _stamp(step: Step, report: Report, counting: passes.AddTelemetry | None) -> Stamp:
-    names = {role.value: value.name or "" for role, value in step.named.items()}
+    names = {role: value.name or "" for role, value in step.named.items()}
     telemetry = {} if counting is None else counting.to_stamp(step, _checked_names(step))
     return dataclasses.replace(make_stamp(report, names), telemetry=telemetry)
 

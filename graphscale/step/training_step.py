@@ -138,12 +138,12 @@ class Step:
         return scale
 
     @property
-    def named(self) -> dict[ScaledValue, ir.Value]:
+    def named(self) -> dict[str, ir.Value]:
         """The values that a scaled file names, by role."""
         values = {ScaledValue.LOSS: self.losses[0] if self.losses else None, ScaledValue.LOSS_SCALE: self.scale.value}
         values |= {**self.scale.states, ScaledValue.STUCK: self.scale.stuck}
         values |= {ScaledValue.ALL_FINITE: self.all_finite, **self.telemetry}
-        return {role: value for role, value in values.items() if value is not None and value.graph is not None}
+        return {role.value: value for role, value in values.items() if value and value.graph is not None}
 
     @property
     def gradients(self) -> tuple[ir.Value, ...]:

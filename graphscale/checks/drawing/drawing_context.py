@@ -11,7 +11,6 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
-from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import GraphscaleError
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.graph.builder import PASS_KEY
@@ -21,6 +20,8 @@ from graphscale.graph.walks import nodes_above
 from graphscale.passes import UnscaleGradients, scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.names import ScaledValue
+from graphscale.step.reading import read
+from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
 
 __all__ = ["DrawingContext", "Phase", "make_context"]
@@ -108,7 +109,7 @@ def make_context(
     note = None
     try:
         if is_scaled(model):
-            return _scaled(model, read_scaled_graph(model, name), passes)
+            return _scaled(read(model, name), passes)
         prepare(model)
         found = understand(model, hints, asking=False)
     except GraphscaleError as error:
@@ -131,17 +132,17 @@ def make_context(
     )
 
 
-def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
-    scale, loss = read.named.get(ScaledValue.LOSS_SCALE), read.named.get(ScaledValue.LOSS)
+def _scaled(step: Step, passes: Mapping[ir.Node, str]) -> DrawingContext:
+    graph, scale, loss = step.graph, step.named.get(ScaledValue.LOSS_SCALE), step.named.get(ScaledValue.LOSS)
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
-        degrees, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))
+        degrees, conflicts = scale_degrees(graph, scale, scale_nodes(graph))
         unclear = frozenset(value for node in conflicts for value in node.outputs)
     unscaled = (node.inputs[0] for node, mark in passes.items() if mark == UnscaleGradients.name and node.inputs)
     scaled = [value for value in unscaled if value is not None and degrees.get(value, 0) != 0]
     scaled += [value for value, degree in degrees.items() if degree == 1 and value.producer() in passes]
-    phases = _phases(model.graph, loss, scaled, degrees)
-    return DrawingContext(model, phases, passes, degrees, unclear, loss=loss, scale=scale)
+    phases = _phases(graph, loss, scaled, degrees)
+    return DrawingContext(step.model, phases, passes, degrees, unclear, loss=loss, scale=scale)
 
 
 def _phases(
