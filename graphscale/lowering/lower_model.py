@@ -24,7 +24,7 @@ from graphscale.lowering.multiply_first import MultiplyFirst
 from graphscale.lowering.read_flag import ReadFlag
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
-from graphscale.passes import UnscaleGradients, run_passes
+from graphscale.passes import run_passes
 from graphscale.process.stages import report_stage
 from graphscale.step.reading import read
 from graphscale.targets import TARGETS, Target
@@ -46,8 +46,9 @@ def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTI
         ModelFileError: the model carries no loss scale, or its metadata are damaged.
     """
     report_stage("lowering the step")
-    if read(model).guard is not None:
-        complete_types(model, [node.outputs[0] for node in model.graph if UnscaleGradients.inserted(node)])
+    step = read(model)
+    if step.guard is not None:
+        complete_types(model, [quotient.value for quotient in step.quotients])
     run_passes(model, *(kind(thresholds) for kind in ORDER[provider]))
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes
 from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY
 from graphscale.errors import InvalidLossScaleError, ModelFileError, one_line
-from graphscale.graph.marks import CHECK_FINITE, DELAY_UPDATE, PASS_KEY
+from graphscale.graph.marks import CHECK_FINITE, DELAY_UPDATE, PASS_KEY, UNSCALE_GRADIENTS
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.graph.values import Use, is_source, operand_at, uses_of, values_by_name
 from graphscale.operators import Trait, nodes_with
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.policy.names import RESULTS, Kind, ScaledValue
 from graphscale.step.scale_values import Scale
-from graphscale.step.training_step import Carried, Step
+from graphscale.step.training_step import UNSCALED, Carried, Quotient, Step
 from graphscale.targets import TARGETS
 
 __all__ = ["read"]
@@ -52,6 +52,7 @@ def read(model: ir.Model, name: str = "the model") -> Step:
         scales=(_read_scale(stamp, named, carried, name),),
         all_finite=named.get(ScaledValue.ALL_FINITE),
         guard=_find_guard(stamp, graph, named),
+        quotients=tuple(_read_quotients(graph)),
         carried=carried,
         telemetry={role: value for role, value in named.items() if _is_telemetry(role)},
     )
@@ -74,6 +75,14 @@ def _read_carried(stamp: Stamp, graph: ir.Graph, values: Mapping[str, ir.Value])
         for state, following, in_place in pairs
         if state is not None and is_source(state) and following is not None
     )
+
+
+def _read_quotients(graph: ir.Graph) -> Iterator[Quotient]:
+    """Yield the quotients of gradients by the marks of their nodes; which values are checked is not read."""
+    for node in graph:
+        if node.op_type == "Div" and _has_mark(node, UNSCALE_GRADIENTS):
+            value = node.outputs[0]
+            yield Quotient((value.name or "").removesuffix(UNSCALED), value, ())
 
 
 def _read_scale(stamp: Stamp, named: Mapping[ScaledValue, ir.Value], carried: tuple[Carried, ...], name: str) -> Scale:

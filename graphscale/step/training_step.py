@@ -18,7 +18,10 @@ from graphscale.graph.stamp import Stamp
 from graphscale.policy.names import ScaledValue
 from graphscale.step.scale_values import Scale
 
-__all__ = ["Carried", "Quotient", "Step"]
+__all__ = ["UNSCALED", "Carried", "Quotient", "Step"]
+
+# The end of the name of a quotient that does not take over the name of its gradient.
+UNSCALED = ".unscaled"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +31,7 @@ class Quotient:
     Attributes:
         name: the gradient's name in the original graph.
         value: the quotient, in float32 or wider.
-        checked: the values of the finite check: the quotient, or the sum around it.
+        checked: the values of the finite check: the quotient, or the sum around it; of a scaled file, none.
     """
 
     name: str

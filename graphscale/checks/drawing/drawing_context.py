@@ -17,7 +17,7 @@ from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.values import inner_nodes, uses_of
 from graphscale.graph.walks import nodes_above
-from graphscale.passes import UnscaleGradients, scale_nodes
+from graphscale.passes import scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.names import ScaledValue
 from graphscale.step.reading import read
@@ -138,7 +138,7 @@ def _scaled(step: Step, passes: Mapping[ir.Node, str]) -> DrawingContext:
     if scale is not None:
         degrees, conflicts = scale_degrees(graph, scale, scale_nodes(graph))
         unclear = frozenset(value for node in conflicts for value in node.outputs)
-    unscaled = (node.inputs[0] for node, mark in passes.items() if mark == UnscaleGradients.name and node.inputs)
+    unscaled = (node.inputs[0] for each in step.quotients if (node := each.value.producer()) is not None)
     scaled = [value for value in unscaled if value is not None and degrees.get(value, 0) != 0]
     scaled += [value for value, degree in degrees.items() if degree == 1 and value.producer() in passes]
     phases = _phases(graph, loss, scaled, degrees)
