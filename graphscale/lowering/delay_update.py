@@ -31,12 +31,12 @@ class DelayUpdate(LoweringPass):
     relies_on = "nothing"
 
     def lower(self, step: Step) -> bool:
-        graph, decision, loss = step.graph, step.guard, next(iter(step.losses), None)
+        graph, decision, loss = step.graph, step.guard, step.loss
         assert decision is not None
         late = _find_late(graph, decision)
         # A flag with axes would add them to all states.
-        is_fit = loss is not None and loss.shape is not None and not loss.shape.dims
-        values = [loss] if loss is not None and is_fit and late & nodes_above(loss) else []
+        is_fit = loss.shape is not None and not loss.shape.dims
+        values = [loss] if is_fit and late & nodes_above(loss) else []
         remaining = late.difference(*(nodes_above(value) for value in values))
         last = _find_last(graph, remaining)
         if not (values or last) or len(last) > _MOST_WAITS:

@@ -195,7 +195,6 @@ def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     """Cut a step, and possibly change it; see `split`."""
     step = read(model, name)
     stamp, cut = step.stamp, find_cut(step, name)
-    assert stamp is not None
     know_types(model, [*cut.gradients, *cut.average, *cut.local])
     states = stamp.carried
     model.metadata_props.pop(ORIGINAL_KEY, None)

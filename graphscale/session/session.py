@@ -131,7 +131,6 @@ class Session(Summary):
         report_stage("making a session of ONNX Runtime")
         name = "the model" if path is None else path
         step = read(source, name)
-        assert step.stamp is not None
         self.stamp, initializers = step.stamp, source.graph.initializers
         carried = {each.input.name or "": each for each in step.carried}
         if lost := self.stamp.carried - carried.keys():

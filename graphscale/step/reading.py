@@ -45,9 +45,10 @@ def read(model: ir.Model, name: str = "the model") -> Step:
     carried = _read_carried(stamp, graph, values)
     buffers = ((node, node.inputs[0]) for node in nodes_with(graph, Trait.ACCUMULATOR))
     return Step(
+        graph=graph,
+        loss=named.get(ScaledValue.LOSS, ir.val("")),
         model=model,
-        stamp=stamp,
-        losses=(named[ScaledValue.LOSS],) if ScaledValue.LOSS in named else (),
+        metadata=stamp,
         accumulators=tuple(node for node, buffer in buffers if buffer and buffer.name not in stamp.carried),
         scales=(_read_scale(stamp, named, carried, name),),
         all_finite=named.get(ScaledValue.ALL_FINITE),

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.report import Report
-from graphscale.analysis.roles.role_table import Role, Roles
-from graphscale.analysis.training_result import Coverage
+from graphscale.analysis.roles.role_table import Role
+from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import Update
-from graphscale.flow.degree import Degree
 from graphscale.graph.builder import Editor
 from graphscale.graph.stamp import Stamp
 from graphscale.policy.names import ScaledValue
@@ -58,25 +56,13 @@ class Carried:
     guarded: bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Step(TrainingGraph):
     """A training step, as values and nodes of its graph. The passes turn one into the next.
 
     Attributes:
         model: the model.
-        stamp: the metadata of a scaled file; None for a step under way.
-        losses: the losses, scalar floating-point values; the first names the step's.
-        loss_found: the way the loss was found.
-        places: the places where the scale enters.
-        unscalings: the places where the scale comes out.
-        roles: the role of each input and output.
-        states: the certain carried state: input, next value, and whether it advances on skipped steps.
-        accumulators: the in-place accumulators of gradients.
-        coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
-        degrees: the future degree of each value in the loss scale, where it is not 0.
-        reads: the operands of each node, in execution order: its inputs, and its subgraphs' captures.
-        owners: for each nested graph, the node of the main graph around it.
-        warnings: notes for the user, a sentence each.
+        metadata: the metadata of a scaled file; None for a step under way.
         report: the same for the user, with the names of the original; None before `scale-loss`.
         editor: the editor of the graph, which knows its names; None before `scale-loss`.
         scales: the loss scales of the graph; `scale-loss` adds one.
@@ -96,19 +82,7 @@ class Step:
     """
 
     model: ir.Model
-    stamp: Stamp | None = None
-    losses: tuple[ir.Value, ...] = ()
-    loss_found: str = ""
-    places: tuple[Place, ...] = ()
-    unscalings: tuple[Unscaling, ...] = ()
-    roles: Roles = Roles({}, {})  # noqa: RUF009 - frozen
-    states: tuple[Update, ...] = ()
-    accumulators: tuple[ir.Node, ...] = ()
-    coverage: Coverage = Coverage((), ())  # noqa: RUF009 - frozen
-    degrees: Mapping[ir.Value, Degree] = dataclasses.field(default_factory=dict)
-    reads: Mapping[ir.Node, tuple[ir.Value, ...]] = dataclasses.field(default_factory=dict)
-    owners: Mapping[ir.Graph, ir.Node] = dataclasses.field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    metadata: Stamp | None = None
     report: Report | None = None
     editor: Editor | None = None
     scales: tuple[Scale, ...] = ()
@@ -125,14 +99,21 @@ class Step:
     modified: bool = False
 
     @property
-    def graph(self) -> ir.Graph:
-        """The main graph."""
-        return self.model.graph
+    def stamp(self) -> Stamp:
+        """The metadata of a scaled file."""
+        assert self.metadata is not None
+        return self.metadata
 
     @property
-    def loss(self) -> ir.Value:
-        """The first loss."""
-        return self.losses[0]
+    def losses(self) -> tuple[ir.Value, ...]:
+        """The losses; the first names the step's."""
+        others = (value for value, each in self.roles.outputs.items() if each.role is Role.LOSS)
+        return tuple(dict.fromkeys((self.loss, *others)))
+
+    @property
+    def states(self) -> tuple[Update, ...]:
+        """The certain carried state of the original: input, next value, and whether it advances on skipped steps."""
+        return self.updates
 
     @property
     def scale(self) -> Scale:
@@ -143,20 +124,10 @@ class Step:
     @property
     def named(self) -> dict[str, ir.Value]:
         """The values that a scaled file names, by role."""
-        values = {ScaledValue.LOSS: self.losses[0] if self.losses else None, ScaledValue.LOSS_SCALE: self.scale.value}
-        values |= {**self.scale.states, ScaledValue.STUCK: self.scale.stuck}
-        values |= {ScaledValue.ALL_FINITE: self.all_finite, **self.telemetry}
+        (scale,), values = self.scales, dict[ScaledValue, ir.Value | None]()
+        values |= {ScaledValue.LOSS: self.loss, ScaledValue.LOSS_SCALE: scale.value, **scale.states}
+        values |= {ScaledValue.STUCK: scale.stuck, ScaledValue.ALL_FINITE: self.all_finite, **self.telemetry}
         return {role.value: value for role, value in values.items() if value and value.graph is not None}
-
-    @property
-    def gradients(self) -> tuple[ir.Value, ...]:
-        """The values that are divided by the scale, in graph order."""
-        return tuple(unscaling.value for unscaling in self.unscalings)
-
-    @property
-    def nodes(self) -> tuple[ir.Node, ...]:
-        """The nodes of the main graph of the original, in execution order."""
-        return tuple(self.reads)
 
     @property
     def checked(self) -> tuple[ir.Value, ...]:

@@ -234,7 +234,7 @@ def test_probes_are_exact(kind: str, dtype: type) -> None:
     ]
     graph = ir.Graph(values, [], nodes=[], opset_imports={"": 20}, name="check")
     graph.outputs.append(all_finite(Editor(graph).builder("check-finite"), values, get_target("onnx")))
-    assert MergeProbes().lower(Step(ir.Model(graph, ir_version=10)))
+    assert MergeProbes().lower(Step(graph=graph, loss=values[0], model=ir.Model(graph, ir_version=10)))
     assert "MatMul" in [node.op_type for node in graph]
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
     session = ort.InferenceSession(model, options(Level.ORT_ENABLE_ALL), providers=["CPUExecutionProvider"])

@@ -76,7 +76,6 @@ def read_claims(step: Step, original: ir.Model) -> Claims:
         VerifyError: the metadata are damaged.
     """
     stamp, metadata = step.stamp, step.model.metadata_props
-    assert stamp is not None
     cast = AUTOCAST_KEY in metadata and AUTOCAST_KEY not in original.metadata_props
     return Claims(
         step.scale.policy,
@@ -162,7 +161,6 @@ def validate_translation(original: ir.Model, step: Step, hints: Hints) -> Transl
         GraphscaleError: the original cannot be scaled with these options, or a role is open.
     """
     scaled, claims = step.model, read_claims(step, original)
-    assert step.stamp is not None
     expected = _expect_model(original, claims, hints)
     same = compare_models(scaled, expected)
     newest = get_target(claims.target).max_ir_version

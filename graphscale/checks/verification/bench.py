@@ -68,7 +68,7 @@ class Bench:
         self.gradients = tuple(self._raw)
         self.lacking = tuple(name for name in wanted if name not in self._raw)
         self._is_partial = not pair.proved and any(name not in quotients for name in wanted)
-        self.feeds_scale = pair.proved or pair.scale.value.is_graph_input()
+        self.feeds_scale = pair.proved or pair.step.scale.value.is_graph_input()
         self.replaced = 0
         self.any_finite = False
         self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
@@ -128,7 +128,7 @@ class Bench:
     def with_scale(self, start: Arrays, scale: float) -> Arrays:
         """Return the state with another loss scale, if it is fed to the scaled graph."""
         scale = scale if self.feeds_scale else self.oracle.initial
-        return {**start, self.pair.scale.value.name or "": np.asarray(scale, dtype=np.float32)}
+        return {**start, self.pair.step.scale.value.name or "": np.asarray(scale, dtype=np.float32)}
 
     # --- one step of both -------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Bench:
         if exposed is not None and loss in got.outputs:
             with np.errstate(over="ignore"):
                 product = got.outputs[loss].astype(np.float32) * np.float32(
-                    case.feeds[self.pair.scale.value.name or ""]
+                    case.feeds[self.pair.step.scale.value.name or ""]
                 )
             wanted, name = product.astype(got.outputs[loss].dtype), exposed.name or ""
             yield from compare_values(name, wanted, got.outputs[name], "loss times scale", case.tolerance)
@@ -163,7 +163,7 @@ class Bench:
         """Compare outputs, gradients and next values with those of the original."""
         loss, states = self.pair.analysis.loss.name or "", self.pair.states
         following = set(states.values())
-        scale = float(np.ravel(case.feeds[self.pair.scale.value.name or ""])[0])
+        scale = float(np.ravel(case.feeds[self.pair.step.scale.value.name or ""])[0])
         least = max(self.lost, FLOAT32_UNDERFLOW / min(1.0, scale))
         noise = {} if self._noise is None else self._noise.measure(case, expected)
         again = functools.cache(lambda: self._run_update(case, expected, gradients))
@@ -194,7 +194,7 @@ class Bench:
 
     def _holds_scaled(self, case: Case, expected: Results) -> bool:
         """Return whether the original's gradients times the scale, and their terms, are far within float32's range."""
-        if self.pair.small or float(np.ravel(case.feeds[self.pair.scale.value.name or ""])[0]) > MODEST_SCALE:
+        if self.pair.small or float(np.ravel(case.feeds[self.pair.step.scale.value.name or ""])[0]) > MODEST_SCALE:
             return False
         names = (*self.gradients, *self.lacking)
         arrays = [np.asarray(expected.outputs[name], np.float64) for name in names if name in expected.outputs]
@@ -292,7 +292,7 @@ class Bench:
 
     @functools.cached_property
     def _rule(self) -> tuple[Runner, str, dict[ScaledValue, str]]:
-        scale, given = self.pair.scale, self.pair.step.all_finite
+        scale, given = self.pair.step.scale, self.pair.step.all_finite
         nexts = {role: skip_ordering(value) for role, value in scale.next.items()}
         nexts |= {} if scale.stuck is None else {ScaledValue.STUCK: scale.stuck}
         assert given is not None
@@ -314,7 +314,7 @@ class Bench:
     def _copy(self, model: ir.Model) -> Copy:
         """Return a copy with the scale and the states as inputs, and seeds for its random operators."""
         copy = Copy(model)
-        copy.feed([self.pair.scale.value.name or ""] if self.feeds_scale else [])
+        copy.feed([self.pair.step.scale.value.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
         copy.give_seeds(self._seeds)
         return copy
@@ -352,7 +352,7 @@ class Bench:
 
     def _find_tested(self) -> list[str]:
         """Find the operands of the finite check in the original, such as sums of gradients and weight decay."""
-        nodes = filter(CheckFinite.inserted, self.pair.graph if self.pair.proved else ())
+        nodes = filter(CheckFinite.inserted, self.pair.step.graph if self.pair.proved else ())
         read = {value for node in nodes for value in node.inputs}
         values = (value for node in self.pair.nodes for value in node.outputs)
         return [value.name or "" for value in values if self.pair.counterpart(value) in read]
@@ -365,7 +365,7 @@ class Bench:
             value = self.pair.counterpart(gradient)
             if value is not None and gradient.name:
                 raw[gradient.name] = value.name or ""
-                quotient = _quotient(value, self.pair.scale.value)
+                quotient = _quotient(value, self.pair.step.scale.value)
                 if quotient is not None:
                     quotients[gradient.name] = quotient.name or ""
         return raw, quotients

@@ -115,7 +115,7 @@ def replay(found: Measurements, bench: Bench, case: Case) -> None:
     for gradient in (case.gradient, *case.others) if case.kind == "skip" else ():
         if gradient not in bench.gradients:
             raise VerifyError(f"the case forces a gradient {gradient!r}, which the original does not have")
-    wanted = {value.name or "" for value in bench.pair.scale.states.values()}
+    wanted = {value.name or "" for value in bench.pair.step.scale.states.values()}
     if case.kind != "rule":
         wanted = {*bench.original.required, *bench.scaled.required, *bench.pair.states, *bench.oracle.starts()[0]}
     for name in sorted(wanted - set(case.feeds)):
@@ -311,10 +311,12 @@ def _try_rule(bench: Bench, found: Measurements) -> None:
     if bench.oracle.rule is None:
         found.checks.append(Check(name, SKIPPED, "a fixed loss scale has none"))
         return
-    names = {value.name for value in bench.pair.scale.states.values()}
+    names = {value.name for value in bench.pair.step.scale.states.values()}
     starts = [{k: v for k, v in start.items() if k in names} for start in bench.oracle.starts()]
     cases = (Case("rule", start, finite=finite) for start in starts for finite in (True, False))
-    found.try_all(name, cases, bench, f"steps from {len(starts)} states, against {type(bench.pair.policy).__name__}")
+    found.try_all(
+        name, cases, bench, f"steps from {len(starts)} states, against {type(bench.pair.step.scale.policy).__name__}"
+    )
 
 
 def _zeros(bench: Bench, batches: Sequence[Arrays]) -> Iterator[str]:

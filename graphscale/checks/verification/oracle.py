@@ -32,16 +32,16 @@ class Oracle:
     """
 
     def __init__(self, pair: Pair) -> None:
-        self.step, scale, telemetry = pair.step, pair.scale, pair.step.telemetry
+        self.step, scale, values = pair.step, pair.step.scale, pair.step.telemetry
         self._states, self._stuck = scale.states, scale.stuck
-        self._counters = {role: telemetry[role] for role in COUNTERS if role in telemetry}
-        self._ranges = telemetry[ScaledValue.RANGES] if pair.is_measured else None
-        self.rule: DynamicRule | None = pair.policy.rule if isinstance(pair.policy, DynamicLossScale) else None
-        self.initial = float(pair.policy())
-        self._names = pair.stamp.names
-        self.gradients = tuple(pair.stamp.telemetry.get("gradients", ()))
-        self.activations = tuple(pair.stamp.telemetry.get("activations", ()))
-        self._every = int(pair.stamp.telemetry.get(ScaledValue.RANGES, {}).get("every", 0))
+        self.rule: DynamicRule | None = scale.policy.rule if isinstance(scale.policy, DynamicLossScale) else None
+        self.initial = float(scale.policy())
+        self._names, telemetry = pair.step.stamp.names, pair.step.stamp.telemetry
+        self.gradients = tuple(telemetry.get("gradients", ()))
+        self.activations = tuple(telemetry.get("activations", ()))
+        self._every = int(telemetry.get(ScaledValue.RANGES, {}).get("every", 0))
+        self._counters = {role: values[role] for role in COUNTERS if role in values}
+        self._ranges = values.get(ScaledValue.RANGES) if self._every and self.gradients else None
 
     def starts(self) -> list[Arrays]:
         """Return first states for a step, by input name, beginning with the initial one."""

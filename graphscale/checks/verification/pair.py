@@ -28,10 +28,9 @@ from graphscale.passes import replace_training_ops
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
-from graphscale.policy.loss_scale import DynamicLossScale, LossScale
+from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, RESULTS, Kind, ScaledValue
 from graphscale.step.reading import read
-from graphscale.step.scale_values import Scale
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
 from graphscale.targets import get_target
@@ -70,37 +69,11 @@ class Pair:
     notes: tuple[str, ...]
     lowered: ir.Model | None = None
 
-    @property
-    def graph(self) -> ir.Graph:
-        """The scaled graph."""
-        return self.step.graph
-
-    @property
-    def stamp(self) -> Stamp:
-        """The metadata of the scaled model."""
-        assert self.step.stamp is not None
-        return self.step.stamp
-
-    @property
-    def scale(self) -> Scale:
-        """The loss scale; its value is outside of the graph if another tool removed a constant one."""
-        return self.step.scale
-
-    @property
-    def policy(self) -> LossScale:
-        """The policy of the loss scale."""
-        return self.step.scale.policy
-
-    @property
-    def is_measured(self) -> bool:
-        """True if telemetry measures the ranges of gradients."""
-        return ScaledValue.RANGES in self.stamp.telemetry and bool(self.stamp.telemetry.get("gradients"))
-
     @functools.cached_property
     def added(self) -> tuple[ir.Value, ...]:
         """The state that scaling added: that of the loss scale, and of telemetry."""
         counted = (value for role, value in self.step.telemetry.items() if role.kind is Kind.TELEMETRY)
-        return (*self.scale.states.values(), *counted)
+        return (*self.step.scale.states.values(), *counted)
 
     @functools.cached_property
     def written(self) -> frozenset[str]:
@@ -112,18 +85,20 @@ class Pair:
     @functools.cached_property
     def following(self) -> dict[str, str | None]:
         """`{state: output}` of all carried state, None for state written in place."""
-        pairs = {value.name or "": self.stamp.state.get(value.name or "") for value in self.added} | {**self.states}
+        pairs = {value.name or "": self.step.stamp.state.get(value.name or "") for value in self.added} | {
+            **self.states
+        }
         return {name: None if name in self.written else output for name, output in pairs.items()}
 
     @functools.cached_property
     def scaled_loss(self) -> ir.Value | None:
         """The output with the loss times the scale, if any."""
-        return find_scaled_loss(self.graph, self.analysis.graph)
+        return find_scaled_loss(self.step.graph, self.analysis.graph)
 
     @functools.cached_property
     def values(self) -> Mapping[str, ir.Value]:
         """The values of the scaled graph by name."""
-        return values_by_name(self.graph)
+        return values_by_name(self.step.graph)
 
     def counterpart(self, value: ir.Value) -> ir.Value | None:
         """Return a value's counterpart in the scaled graph: the result of the same node, or the same input."""
@@ -151,7 +126,6 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         )
     step, second_name = open_scaled(scaled)
     second, stamp = step.model, step.stamp
-    assert stamp is not None
     if ScaledValue.LOSS not in stamp.names or ScaledValue.WINDOW_FINITE in stamp.names:
         raise VerifyError(
             f"{second_name} is one of the models of an artifact folder, which work on one state; pass both folders: "
@@ -239,7 +213,6 @@ def open_scaled(scaled: Model) -> tuple[Step, str]:
         raise ModelFileError(
             f"{name} has lost the function {DOMAIN}::{FUNCTION}: another tool dropped it; scale the original again"
         )
-    assert step.stamp is not None
     _check_stamp(step.stamp, name)
     check_order(model.graph, name)
     return step, name
@@ -295,25 +268,26 @@ def check_names(pair: Pair) -> None:
     Raises:
         VerifyError: a value is missing; the message names the first.
     """
-    names, named, outputs = pair.stamp.names, pair.step.named, {value.name for value in pair.graph.outputs}
+    step, stamp, policy = pair.step, pair.step.stamp, pair.step.scale.policy
+    names, outputs = stamp.names, {value.name for value in step.graph.outputs}
     wanted = [ScaledValue.LOSS_SCALE]
-    if isinstance(pair.policy, DynamicLossScale):
-        wanted += [*pair.policy.rule.carried(pair.policy.state), ScaledValue.ALL_FINITE]
-        wanted += [] if pair.policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
+    if isinstance(policy, DynamicLossScale):
+        wanted += [*policy.rule.carried(policy.state), ScaledValue.ALL_FINITE]
+        wanted += [] if policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
     elif not pair.proved and ScaledValue.ALL_FINITE not in names and ScaledValue.LOSS_SCALE in names:
         wanted = []  # another tool may have folded the constant
     wanted += COUNTERS if any(role in names for role in COUNTERS) else ()
-    wanted += [ScaledValue.RANGES] if pair.is_measured else []
+    wanted += [ScaledValue.RANGES] if ScaledValue.RANGES in stamp.telemetry and stamp.telemetry.get("gradients") else []
     for role in (*wanted, *(role for role in RESULTS if role in names)):
         if role not in names:
             raise VerifyError(f"the metadata name no value for the {role.words}")
-        if role not in named:
+        if role not in step.named:
             raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
     twice = next((role for role, name in names.items() if list(names.values()).count(name) > 1), None)
     if twice is not None:
         raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
-    if pair.scale.value.dtype is not ir.DataType.FLOAT:
-        raise VerifyError(f"{pair.scale.value.name!r}, which the metadata call the loss scale, is no float32")
+    if step.scale.value.dtype is not ir.DataType.FLOAT:
+        raise VerifyError(f"{step.scale.value.name!r}, which the metadata call the loss scale, is no float32")
     for role in RESULTS:
         if role in names and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")

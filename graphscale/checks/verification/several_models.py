@@ -74,7 +74,6 @@ def verify_folder(
     found = ArtifactFolder(second, models, read_checkpoint(second / CHECKPOINT))
     step, _ = opened[TRAINING_MODEL]
     stamp, policy, claims = step.stamp, step.scale.policy, read_claims(step, training)
-    assert stamp is not None
     guarded = any(key.startswith(_GUARDS) for key in stamp.report.get("inserted", ()))
     claims = dataclasses.replace(claims, skip_nonfinite=isinstance(policy, FixedLossScale) and guarded)
     checks = list[Check]()

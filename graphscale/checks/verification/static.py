@@ -31,8 +31,8 @@ NO_CHECK = "a fixed loss scale is not checked: every step is applied, as in Tens
 
 def prove_again(pair: Pair) -> list[Check]:
     """Prove the scaled graph from the analysis of the original."""
-    graph, scale, finite = pair.graph, pair.scale, pair.step.all_finite
-    checks = [Check.proved("named values", _metadata(pair), f"{len(pair.stamp.state)} pairs of state")]
+    graph, scale, finite = pair.step.graph, pair.step.scale, pair.step.all_finite
+    checks = [Check.proved("named values", _metadata(pair), f"{len(pair.step.stamp.state)} pairs of state")]
     rule, ordering = _rule_nodes(pair), _ordering_nodes(graph)
     exempt = [] if pair.scaled_loss is None else [pair.scaled_loss]
     outputs = {value.name: value for value in graph.outputs}
@@ -55,7 +55,7 @@ def prove_again(pair: Pair) -> list[Check]:
         checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {finite.name!r}"))
         unguarded = _guards(pair, finite)
         checks.append(Check.proved(names[1], unguarded, f"{len(pair.states)} states"))
-        dynamic = isinstance(pair.policy, DynamicLossScale)
+        dynamic = isinstance(pair.step.scale.policy, DynamicLossScale)
         skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
         what = f"{len(scale.states)} states follow from {finite.name!r} and themselves alone"
         checks.append(Check.proved(names[2], _rule(pair, finite, rule, ordering), what) if dynamic else skipped)
@@ -82,12 +82,12 @@ def _metadata(pair: Pair) -> Iterator[str]:
     for node in pair.analysis.graph:
         if node not in pair.nodes and pair.proved:
             yield f"node {node_name(node)!r} of the original is gone"
-    stamped = dict(pair.stamp.state)
-    in_place = {s["input"] for s in pair.stamp.report.get("state", ()) if s.get("output") is None}
+    stamped = dict(pair.step.stamp.state)
+    in_place = {s["input"] for s in pair.step.stamp.report.get("state", ()) if s.get("output") is None}
     in_place |= {name for name, output in pair.states.items() if output is None}
-    outputs = {value.name for value in pair.graph.outputs}
+    outputs = {value.name for value in pair.step.graph.outputs}
     for name, output in pair.following.items():
-        if output is None and name in pair.stamp.names.values() and name not in pair.written:
+        if output is None and name in pair.step.stamp.names.values() and name not in pair.written:
             yield f"the metadata name no next value of {name!r}, and nothing writes it in place"
         if output is None and name not in in_place:
             yield f"the state {name!r} is written in place, and the metadata do not say so"
@@ -105,10 +105,10 @@ def _metadata(pair: Pair) -> Iterator[str]:
         if not value.is_graph_input() or value.const_value is None:
             yield f"the state {value.name!r} is not an input with an initial value"
     known = {value.name for value in pair.analysis.graph.outputs} | set(pair.following.values())
-    known |= {pair.stamp.names.get(role) for role in RESULTS}
+    known |= {pair.step.stamp.names.get(role) for role in RESULTS}
     # In-place state may also have its next value among the outputs, for the caller.
     known |= {f"{value.name}.next" for value in pair.added}
-    for value in pair.graph.outputs:
+    for value in pair.step.graph.outputs:
         if value.name not in known and value is not pair.scaled_loss:
             yield f"the output {value.name!r} is neither the original's nor one of the scaling"
 
@@ -116,28 +116,30 @@ def _metadata(pair: Pair) -> Iterator[str]:
 def _free_of_scale(
     pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradiction: str, loss: ir.Value | None
 ) -> Check:
-    name, graph = "outputs, state and loss free of the scale", pair.graph
+    name, graph = "outputs, state and loss free of the scale", pair.step.graph
     if degrees is None:
         if "after it was overwritten" not in contradiction:
             # Another tool may have removed the loss, and folded a constant scale.
-            is_open = not pair.proved and (loss is None or not pair.scale.value.is_graph_input())
+            is_open = not pair.proved and (loss is None or not pair.step.scale.value.is_graph_input())
             return Check(name, UNPROVED if is_open else FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
     for node in nodes_with(graph, Trait.ACCUMULATOR):
         value = node.inputs[1]
         if value is not None and degrees.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
-    return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {pair.scale.value.name!r}", True)
+    return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {pair.step.scale.value.name!r}", True)
 
 
 def _rule_nodes(pair: Pair) -> frozenset[ir.Node]:
     """Return the nodes between the present and the next state of the loss scale, and the writes of the next."""
-    scale, finite = pair.scale, pair.step.all_finite
+    scale, finite = pair.step.scale, pair.step.all_finite
     results = [skip_ordering(value) for value in scale.next.values()]
     results += [] if scale.stuck is None else [scale.stuck]
     found = producers_of(ancestors(results, stop=lambda value: value is finite) - {finite})
     states = set(scale.states.values())
-    return frozenset(found | {node for node in nodes_with(pair.graph, Trait.ACCUMULATOR) if node.inputs[0] in states})
+    return frozenset(
+        found | {node for node in nodes_with(pair.step.graph, Trait.ACCUMULATOR) if node.inputs[0] in states}
+    )
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
@@ -159,8 +161,8 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
 
 def _tested(pair: Pair, finite: ir.Value, aside: frozenset[ir.Node]) -> set[ir.Value]:
     """Return the unscaled gradients with a complete finite check."""
-    nodes = tuple(pair.graph)
-    degrees, _ = scale_degrees(nodes, pair.scale.value, aside)
+    nodes = tuple(pair.step.graph)
+    degrees, _ = scale_degrees(nodes, pair.step.scale.value, aside)
     unscaling = (node for node in nodes if node not in aside and not reads_shape(node))
     unscaling = (n for n in unscaling if any(degrees.get(v, 0) not in (0, ZERO) for v in inputs_of(n)))
     quotients = {v for node in unscaling for v in node.outputs if degrees.get(v, 0) == 0 and is_float(v)}
@@ -169,7 +171,7 @@ def _tested(pair: Pair, finite: ir.Value, aside: frozenset[ir.Node]) -> set[ir.V
 
 def _unchecked(pair: Pair, aside: frozenset[ir.Node], tested: set[ir.Value]) -> Iterator[str]:
     """Find the outputs and writes that the scale reaches on paths without a checked gradient, and lost overflows."""
-    graph, scale = pair.graph, pair.scale.value
+    graph, scale = pair.step.graph, pair.step.scale.value
     for value, loss in find_lost((node for node in graph if node not in aside), scale, tested).items():
         yield f"an overflow may not reach the check of {value.name!r}: {loss}"
     reached = reach_unchecked(graph, scale, tested, aside)
@@ -183,7 +185,7 @@ def _unchecked(pair: Pair, aside: frozenset[ir.Node], tested: set[ir.Value]) -> 
 
 
 def _guards(pair: Pair, finite: ir.Value) -> Iterator[str]:
-    graph = pair.graph
+    graph = pair.step.graph
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
     written = {node.inputs[0].name: node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] is not None}
@@ -211,7 +213,7 @@ def _guards(pair: Pair, finite: ir.Value) -> Iterator[str]:
 
 def _rule(pair: Pair, finite: ir.Value, rule: frozenset[ir.Node], ordering: frozenset[ir.Node]) -> Iterator[str]:
     """Find faults of the update rule, which must read only its own state and the flag, and have no other readers."""
-    graph, scale = pair.graph, pair.scale
+    graph, scale = pair.step.graph, pair.step.scale
     given, aside = {finite, *scale.states.values()}, rule | ordering
     for node in graph:
         if node not in rule or node in ordering or node.op_type.startswith("InPlaceAccumulator"):
@@ -255,9 +257,11 @@ class _Steps:
     """The outcomes of a skipped step and of applied steps; a policy may accept a step that is stuck non-finite."""
 
     def __init__(self, pair: Pair, finite: ir.Value) -> None:
-        accepts = isinstance(pair.policy, DynamicLossScale) and pair.policy.rule.on_stuck == "accept"
-        flags = [finite, *([pair.scale.stuck] if accepts and pair.scale.stuck is not None else [])]
-        graph, states = pair.graph, [*pair.graph.inputs, *pair.graph.initializers.values()]
+        accepts = (
+            isinstance(pair.step.scale.policy, DynamicLossScale) and pair.step.scale.policy.rule.on_stuck == "accept"
+        )
+        flags = [finite, *([pair.step.scale.stuck] if accepts and pair.step.scale.stuck is not None else [])]
+        graph, states = pair.step.graph, [*pair.step.graph.inputs, *pair.step.graph.initializers.values()]
         self._skipped = Outcomes(graph, dict.fromkeys(flags, False), states)
         self._applied = [Outcomes(graph, {each: each is flag for each in flags}, states) for flag in flags]
         self._pair = pair

@@ -36,14 +36,14 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
     starts = _trained_faults(translation, pair) if trained else translation.starts.values()
     return [
         graph,
-        Check.proved("initial values", starts, f"{len(pair.graph.inputs)} inputs"),
-        Check.proved("metadata of the scaling", translation.metadata, f"of graphscale {pair.stamp.version}"),
+        Check.proved("initial values", starts, f"{len(pair.step.graph.inputs)} inputs"),
+        Check.proved("metadata of the scaling", translation.metadata, f"of graphscale {pair.step.stamp.version}"),
     ]
 
 
 def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
     """Yield initial values that no session can have written."""
-    names, values = translation.stamp.names, {value.name: value for value in pair.graph.inputs}
+    names, values = translation.stamp.names, {value.name: value for value in pair.step.graph.inputs}
     carried = {*translation.stamp.carried}
     for name, difference in translation.starts.items():
         value = values.get(name)
@@ -52,7 +52,7 @@ def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
         if name not in carried or not is_fit:
             yield difference
     tensors = {role: values[name].const_value for role, name in names.items() if name in values}
-    yield from state_faults(pair.policy, {role: t.numpy() for role, t in tensors.items() if t is not None})
+    yield from state_faults(pair.step.scale.policy, {role: t.numpy() for role, t in tensors.items() if t is not None})
 
 
 def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
@@ -68,7 +68,6 @@ def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
 def compare_part(step: Step, name: str, expected: ir.Model, version: str) -> list[Check]:
     """Return the checks of one of several models: nodes, initial values, metadata, and their common version."""
     found, stamp = step.model, step.stamp
-    assert stamp is not None
     same = compare_models(found, expected, f"the graph of {name}")
     wanted = read_stamp(expected.metadata_props, f"the expected {name}")
     what = f"{len(same.nodes)} nodes, each the original's or an inserted piece"
