@@ -13,8 +13,8 @@ from graphscale.graph.marks import CHECK_FINITE, DELAY_UPDATE, PASS_KEY, UNSCALE
 from graphscale.graph.stamp import Stamp, read_stamp
 from graphscale.graph.values import Use, is_source, operand_at, uses_of, values_by_name
 from graphscale.operators import Trait, nodes_with
-from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
-from graphscale.policy.names import RESULTS, Kind, ScaledValue
+from graphscale.policy.loss_scale import DynamicLossScale, get_policy
+from graphscale.policy.names import Kind, ScaledValue
 from graphscale.step.scale_values import Scale
 from graphscale.step.training_step import UNSCALED, Carried, Quotient, Step
 from graphscale.targets import TARGETS
@@ -23,6 +23,8 @@ __all__ = ["read"]
 
 # The origins of state that every step changes, applied or not.
 _OWN = (STATE_OF_SCALE, TELEMETRY)
+_FLAGS = (ScaledValue.ALL_FINITE, ScaledValue.STUCK)
+_TELEMETRY = tuple(v for v in ScaledValue if v.kind in (Kind.TELEMETRY, Kind.RESULT) and v not in _FLAGS)
 
 
 def read(model: ir.Model, name: str = "the model") -> Step:
@@ -43,25 +45,20 @@ def read(model: ir.Model, name: str = "the model") -> Step:
     values = values_by_name(graph)
     named = {role: values[stamp.names[role]] for role in ScaledValue if stamp.names.get(role) in values}
     carried = _read_carried(stamp, graph, values)
-    buffers = ((node, node.inputs[0]) for node in nodes_with(graph, Trait.ACCUMULATOR))
+    written = {(each.input, each.next) for each in carried if each.in_place}
     return Step(
         graph=graph,
         loss=named.get(ScaledValue.LOSS, ir.val("")),
         model=model,
         metadata=stamp,
-        accumulators=tuple(node for node, buffer in buffers if buffer and buffer.name not in stamp.carried),
+        accumulators=tuple(n for n in nodes_with(graph, Trait.ACCUMULATOR) if (*n.inputs[:2],) not in written),
         scales=(_read_scale(stamp, named, carried, name),),
         all_finite=named.get(ScaledValue.ALL_FINITE),
         guard=_find_guard(stamp, graph, named),
         quotients=tuple(_read_quotients(graph)),
         carried=carried,
-        telemetry={role: value for role, value in named.items() if _is_telemetry(role)},
+        telemetry={role: named[role] for role in _TELEMETRY if role in named},
     )
-
-
-def _is_telemetry(role: ScaledValue) -> bool:
-    others = (ScaledValue.ALL_FINITE, ScaledValue.STUCK)
-    return role.kind is Kind.TELEMETRY or (role in RESULTS and role not in others)
 
 
 def _read_carried(stamp: Stamp, graph: ir.Graph, values: Mapping[str, ir.Value]) -> tuple[Carried, ...]:
@@ -92,8 +89,8 @@ def _read_scale(stamp: Stamp, named: Mapping[ScaledValue, ir.Value], carried: tu
     except (InvalidLossScaleError, AttributeError, KeyError, TypeError) as error:
         raise ModelFileError(f"{name} has damaged graphscale metadata: its policy: {one_line(error)}") from error
     outside = ir.val(stamp.names.get(ScaledValue.LOSS_SCALE, ""), ir.DataType.FLOAT, ())
-    roles = (*_states_of(policy), ScaledValue.WINDOW_FINITE)
-    states = {role: named[role] for role in roles if role in named}
+    roles = policy.rule.carried(policy.state) if isinstance(policy, DynamicLossScale) else ()
+    states = {role: named[role] for role in (*roles, ScaledValue.WINDOW_FINITE) if role in named}
     nexts = {each.input: each.next for each in carried}
     return Scale(
         policy=policy,
@@ -104,10 +101,6 @@ def _read_scale(stamp: Stamp, named: Mapping[ScaledValue, ir.Value], carried: tu
         next={role: nexts[state] for role, state in states.items() if state in nexts},
         stuck=named.get(ScaledValue.STUCK),
     )
-
-
-def _states_of(policy: LossScale) -> tuple[ScaledValue, ...]:
-    return tuple(policy.rule.carried(policy.state)) if isinstance(policy, DynamicLossScale) else ()
 
 
 def _find_guard(stamp: Stamp, graph: ir.Graph, named: Mapping[ScaledValue, ir.Value]) -> ir.Value | None:

@@ -13,7 +13,7 @@ from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import Update
 from graphscale.graph.builder import Editor
 from graphscale.graph.stamp import Stamp
-from graphscale.policy.names import ScaledValue
+from graphscale.policy.names import Kind, ScaledValue
 from graphscale.step.scale_values import Scale
 
 __all__ = ["UNSCALED", "Carried", "Quotient", "Step"]
@@ -68,6 +68,7 @@ class Step(TrainingGraph):
         scales: the loss scales of the graph; `scale-loss` adds one.
         skips: True if a step with a non-finite gradient is skipped.
         products: the values where the scale enters, each with its product; of `scale-loss`.
+        exposed: the outputs with the loss times the scale; of `scale-loss`.
         quotients: the gradients after their division; of `unscale-gradients`.
         sums: the values past the gradients in which finite gradients can overflow; of `unscale-gradients`.
         all_finite: the flag of the finite check of `checked`, a scalar bool value; of `check-finite`.
@@ -88,6 +89,7 @@ class Step(TrainingGraph):
     scales: tuple[Scale, ...] = ()
     skips: bool = True
     products: Mapping[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
+    exposed: tuple[ir.Value, ...] = ()
     quotients: tuple[Quotient, ...] = ()
     sums: tuple[ir.Value, ...] = ()
     all_finite: ir.Value | None = None
@@ -128,6 +130,12 @@ class Step(TrainingGraph):
         values |= {ScaledValue.LOSS: self.loss, ScaledValue.LOSS_SCALE: scale.value, **scale.states}
         values |= {ScaledValue.STUCK: scale.stuck, ScaledValue.ALL_FINITE: self.all_finite, **self.telemetry}
         return {role.value: value for role, value in values.items() if value and value.graph is not None}
+
+    @property
+    def added(self) -> tuple[ir.Value, ...]:
+        """The state that scaling adds: that of the loss scale, and of telemetry."""
+        counted = (value for role, value in self.telemetry.items() if role.kind is Kind.TELEMETRY)
+        return (*self.scale.states.values(), *counted)
 
     @property
     def checked(self) -> tuple[ir.Value, ...]:

@@ -23,7 +23,6 @@ from graphscale.flow.outcome import Outcomes
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale
-from graphscale.policy.names import RESULTS
 from graphscale.step.reading import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
@@ -59,10 +58,10 @@ class LintContext:
         self.half, cut = _read_half(model, name)
         self.named = named = {} if step is None else step.named
         # Further state of the loss scale: the counts of its policy and of telemetry.
-        counts = [value for role, value in named.items() if role not in ("loss", "loss_scale", *RESULTS)]
+        counts = [] if step is None else [value for value in step.added if value is not step.scale.value]
         self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.view.graph, set())
         not_states = [named[role] for role in ("loss", "all_finite") if role in named]
-        found = find_states(self.view, None if self.stamp is None else self.stamp.state, not_states, self._losses)
+        found = find_states(self.view, None if step is None else step.carried, not_states, self._losses)
         given = named.get("loss_scale") if scale is None else find_named_scale(self.view, scale)
         self.scale = None
         if given is not None or self.stamp is None or "loss_scale" not in self.stamp.names:

@@ -29,7 +29,7 @@ from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
 from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.policy.names import COUNTERS, RESULTS, Kind, ScaledValue
+from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
 from graphscale.step.reading import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
@@ -70,12 +70,6 @@ class Pair:
     lowered: ir.Model | None = None
 
     @functools.cached_property
-    def added(self) -> tuple[ir.Value, ...]:
-        """The state that scaling added: that of the loss scale, and of telemetry."""
-        counted = (value for role, value in self.step.telemetry.items() if role.kind is Kind.TELEMETRY)
-        return (*self.step.scale.states.values(), *counted)
-
-    @functools.cached_property
     def written(self) -> frozenset[str]:
         """The names of the states written in place."""
         carried = (each.input for each in self.step.carried if each.in_place)
@@ -85,9 +79,8 @@ class Pair:
     @functools.cached_property
     def following(self) -> dict[str, str | None]:
         """`{state: output}` of all carried state, None for state written in place."""
-        pairs = {value.name or "": self.step.stamp.state.get(value.name or "") for value in self.added} | {
-            **self.states
-        }
+        names = [value.name or "" for value in self.step.added]
+        pairs = {**{name: self.step.stamp.state.get(name) for name in names}, **self.states}
         return {name: None if name in self.written else output for name, output in pairs.items()}
 
     @functools.cached_property

@@ -101,13 +101,13 @@ def _metadata(pair: Pair) -> Iterator[str]:
     for value in pair.analysis.graph.outputs:
         if value.name not in outputs | moved:
             yield f"the output {value.name!r} of the original is gone"
-    for value in pair.added:
+    for value in pair.step.added:
         if not value.is_graph_input() or value.const_value is None:
             yield f"the state {value.name!r} is not an input with an initial value"
     known = {value.name for value in pair.analysis.graph.outputs} | set(pair.following.values())
     known |= {pair.step.stamp.names.get(role) for role in RESULTS}
     # In-place state may also have its next value among the outputs, for the caller.
-    known |= {f"{value.name}.next" for value in pair.added}
+    known |= {f"{value.name}.next" for value in pair.step.added}
     for value in pair.step.graph.outputs:
         if value.name not in known and value is not pair.scaled_loss:
             yield f"the output {value.name!r} is neither the original's nor one of the scaling"
