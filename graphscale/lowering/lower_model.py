@@ -26,7 +26,7 @@ from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.passes import run_passes
 from graphscale.process.stages import report_stage
-from graphscale.step.reading import read
+from graphscale.step.scaled_step import read
 from graphscale.targets import TARGETS, Target
 
 __all__ = ["ORDER", "count_lowered", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]

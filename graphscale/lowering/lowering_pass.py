@@ -13,7 +13,7 @@ from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import cannot_fail, subgraphs
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.passes import GraphPass
-from graphscale.step.reading import read
+from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
 
 __all__ = ["LoweringPass", "is_inserted"]

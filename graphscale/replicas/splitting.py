@@ -37,7 +37,7 @@ from graphscale.replicas.halves import (
     gradients_of,
     know_types,
 )
-from graphscale.step.reading import read
+from graphscale.step.scaled_step import read
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
 

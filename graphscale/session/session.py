@@ -32,7 +32,7 @@ from graphscale.session.loading import choose_device, create, make_quiet_options
 from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
-from graphscale.step.reading import read
+from graphscale.step.scaled_step import read
 
 if TYPE_CHECKING:
     import onnxruntime as ort

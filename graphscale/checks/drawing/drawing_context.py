@@ -21,7 +21,7 @@ from graphscale.graph.walks import nodes_above
 from graphscale.passes import scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.names import ScaledValue
-from graphscale.step.reading import read
+from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
 

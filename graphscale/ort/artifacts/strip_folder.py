@@ -17,7 +17,7 @@ from graphscale.graph.stamp import is_scaled
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_parameters
 from graphscale.ort.artifacts.scale_folder import write_artifacts
 from graphscale.policy.names import ScaledValue
-from graphscale.step.reading import read
+from graphscale.step.scaled_step import read
 from graphscale.stripping import is_rewritten, strip_model
 
 __all__ = ["strip_artifacts"]

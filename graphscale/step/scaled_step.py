@@ -31,8 +31,8 @@ def read(model: ir.Model, name: str = "the model") -> Step:
     """Read the step of a scaled model: the metadata name values, and the graph says the rest.
 
     A value that the graph lacks is left out: another tool may have dropped it, and each model of an artifact folder has
-    a part of the values. A scale outside of the graph stands for one that the graph lacks. What the analysis of an
-    original finds, such as roles and coverage, is empty.
+    a part of the values. A scale outside of the graph stands for one that the graph lacks. The fields of the analysis
+    of an original, such as roles and coverage, are empty.
 
     Args:
         model: the model, which is not changed.
