@@ -28,7 +28,7 @@ def named(values: dict[str, str]) -> dict[str, str]:
 
 
 def degrees(context: DrawingContext) -> dict[str, str]:
-    return {v.name: degree_of(context, v) for node in context.step.model.graph for v in node.outputs if v.name}
+    return {v.name: degree_of(context, v) for node in context.step.graph for v in node.outputs if v.name}
 
 
 @pytest.mark.sample(2)
@@ -36,15 +36,15 @@ def degrees(context: DrawingContext) -> dict[str, str]:
 def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
     scaled = make_context(scaled_model(name).clone(), name)
     assert not scaled.unclear
-    assert scaled.scale is not None and scaled.loss is not None
+    assert scaled.scale is not None
     rule = {"update-loss-scale", "order-writes"}
     rule_nodes = frozenset(node for node, mark in scaled.passes.items() if mark in rule)
-    proved = prove(scaled.model.graph, scaled.scale, scaled.loss, rule_nodes=rule_nodes)
-    assert scaled.degrees == proved
+    proved = prove(scaled.step.graph, scaled.scale, scaled.step.loss, rule_nodes=rule_nodes)
+    assert scaled.step.degrees == proved
     # Before scaling, a value has the degree that it has afterwards.
     unscaled = make_context(ir.load(MODELS / f"{name}.onnx"), name)
     before, after = degrees(unscaled), degrees(scaled)
-    moved = {v.name for v in unscaled.model.graph.outputs} | {place.value.name for place in unscaled.places}
+    moved = {v.name for v in unscaled.step.graph.outputs} | {place.value.name for place in unscaled.step.places}
     shared = (before.keys() & after.keys()) - moved
     assert len(shared) >= 0.6 * len(before)
     assert {n: before[n] for n in shared} == {n: after[n] for n in shared}
@@ -66,7 +66,7 @@ def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) -> None:
     scene = scene_of(name, scaled=False)
-    found = analyse(scene.context.step.model.graph)
+    found = analyse(scene.context.step.graph)
     boxes = [box for box in scene.boxes if box.output is None]
     leaving = {box for box in boxes if "leaves" in box.badges}
     assert leaving == {boxes[scene.box_of[v.producer()]] for v in found.gradients if v.producer() is not None}
@@ -86,7 +86,7 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
 @pytest.mark.parametrize("whole", [True, False])
 def test_every_node_is_in_one_box(name: str, scaled: bool, whole: bool) -> None:
     scene = scene_of(name, scaled=scaled, whole=whole)
-    graph = scene.context.step.model.graph
+    graph = scene.context.step.graph
     drawn = [node for box in scene.boxes for node in box.nodes]
     assert len(drawn) == len(set(drawn))
     assert set(drawn) == {node for node in graph if node.op_type != "Constant"}
@@ -111,7 +111,7 @@ def test_links_carry_what_nodes_read() -> None:
     scene = scene_of("pytorch/mlp_momentum", scaled=True)
     read = {
         (producer, node)
-        for node in scene.context.step.model.graph
+        for node in scene.context.step.graph
         for value in node.inputs
         if value is not None and (producer := value.producer()) is not None
     }
