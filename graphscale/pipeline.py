@@ -141,21 +141,18 @@ def scale(
         )
         mixed = _autocast_pass(autocast, hints, plain)
         marked = frozenset(_marked_nodes(work.graph))
-        outputs = {value.name for value in work.graph.outputs}
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
         step = run_rewrite(work, hints, scale_loss, *([] if counting is None else [counting]))
         if mixed is not None and not isinstance(autocast, str | None):
             autocast.report = mixed.report
-        new = [value for value in work.graph.outputs if value.name not in outputs]
-        exposed = [value for value in new if expose_scaled_loss and (value.name or "").startswith("scaled_loss")]
         with_mark = list(_marked_nodes(work.graph))
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes with an older mark, such as those of a fused step, are nodes like all others.
         rule_nodes = scale_nodes(node for node in with_mark if node not in marked)
-        prove_step(step, step.scale.value, rule_nodes, exposed)
+        prove_step(step, rule_nodes)
         report = dataclasses.replace(
             complete_report(step, with_mark, nodes_before, warnings),
             replaced=replaced,
@@ -342,13 +339,7 @@ def _state(step: Step) -> tuple[StateReport, ...]:
 
 
 def _stamp(step: Step, report: Report, counting: passes.AddTelemetry | None) -> Stamp:
-    values: dict[ScaledValue, ir.Value | None] = {
-        ScaledValue.LOSS: step.loss,
-        ScaledValue.LOSS_SCALE: step.scale.value,
-        **step.scale.states,
-    }
-    values |= {ScaledValue.STUCK: step.scale.stuck, ScaledValue.ALL_FINITE: step.all_finite, **step.telemetry}
-    names = {role.value: value.name or "" for role, value in values.items() if value is not None}
+    names = {role: value.name or "" for role, value in step.named.items()}
     telemetry = {} if counting is None else counting.to_stamp(step, _checked_names(step))
     return dataclasses.replace(make_stamp(report, names), telemetry=telemetry)
 

@@ -63,15 +63,15 @@ class Coverage:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainingGraph:
-    """The result of an analysis, as values and nodes of the graph.
+    """The part of a step that the analysis of an original finds, as values and nodes of the graph.
 
     Attributes:
         graph: the main graph.
+        loss: the loss, a scalar floating-point value; the first of several.
         reads: the operands of each node, in execution order: its inputs, and its subgraphs' captures.
         owners: for each nested graph, the node of the main graph around it.
-        loss: the loss, a scalar floating-point value.
         loss_found: the way the loss was found.
         places: the places where the scale enters.
         unscalings: the places where the scale comes out; the gradients are the divided values.
@@ -84,18 +84,18 @@ class TrainingGraph:
     """
 
     graph: ir.Graph
-    reads: Mapping[ir.Node, tuple[ir.Value, ...]]
-    owners: Mapping[ir.Graph, ir.Node]
     loss: ir.Value
-    loss_found: str
-    places: tuple[Place, ...]
-    unscalings: tuple[Unscaling, ...]
-    roles: Roles
-    updates: tuple[Update, ...]
-    accumulators: tuple[ir.Node, ...]
-    coverage: Coverage
-    degrees: Mapping[ir.Value, Degree]
-    warnings: tuple[str, ...]
+    reads: Mapping[ir.Node, tuple[ir.Value, ...]] = dataclasses.field(default_factory=dict)
+    owners: Mapping[ir.Graph, ir.Node] = dataclasses.field(default_factory=dict)
+    loss_found: str = ""
+    places: tuple[Place, ...] = ()
+    unscalings: tuple[Unscaling, ...] = ()
+    roles: Roles = dataclasses.field(default_factory=lambda: Roles({}, {}))
+    updates: tuple[Update, ...] = ()
+    accumulators: tuple[ir.Node, ...] = ()
+    coverage: Coverage = dataclasses.field(default_factory=lambda: Coverage((), ()))
+    degrees: Mapping[ir.Value, Degree] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def gradients(self) -> tuple[ir.Value, ...]:
@@ -104,7 +104,7 @@ class TrainingGraph:
 
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
-        """The nodes of the main graph, in execution order."""
+        """The nodes of the main graph of the original, in execution order."""
         return tuple(self.reads)
 
 

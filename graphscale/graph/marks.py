@@ -6,6 +6,8 @@ import onnx_ir as ir
 
 __all__ = [
     "AUTOCAST",
+    "CHECK_FINITE",
+    "DELAY_UPDATE",
     "LOWER_TRAINING_OPS",
     "MARKS",
     "PASS_KEY",
@@ -23,6 +25,8 @@ PASS_KEY = "graphscale.pass"
 AUTOCAST = "autocast"
 # The names of the passes for a loss scale alone.
 SCALE_LOSS, UNSCALE_GRADIENTS = "scale-loss", "unscale-gradients"
+# The names of the passes that insert the finite flag, and that delay it.
+CHECK_FINITE, DELAY_UPDATE = "check-finite", "delay-update"
 # The name of the pass that replaces the operators of ONNX Runtime's training builds.
 LOWER_TRAINING_OPS = "lower-training-ops"
 # On a cast of the original that gave float32 and now gives a small type.

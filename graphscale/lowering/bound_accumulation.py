@@ -11,11 +11,12 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_outputs, replace_reads
 from graphscale.graph.values import Use, operand_at, uses_of
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.lowering.multiply_first import has_powers_of_two
 from graphscale.lowering.nodes.bounds import OPSET, SAFE, ScalarBuilder, add_bound, add_inverse
 from graphscale.lowering.nodes.gradient_tests import GradientTest, Product, find_scaled, find_total, plan_test
 from graphscale.passes import UnscaleGradients
+from graphscale.step.training_step import Step
 
 __all__ = ["BoundAccumulation"]
 
@@ -39,12 +40,12 @@ class BoundAccumulation(LoweringPass):
     sign = "≤"
     relies_on = "a scale that is a power of two, else gradients are divided as before; no subnormal number on the way"
 
-    def lower(self, step: ScaledStep) -> bool:
+    def lower(self, step: Step) -> bool:
         graph = step.graph
         divisions = [node for node in graph if UnscaleGradients.inserted(node) and node.op_type == "Div"]
         scales = {operand_at(Use(node, 1)) for node in divisions if node.inputs[0] is not None}
-        total = find_total(step.decision)
-        if total is None or len(scales) != 1 or not has_powers_of_two(step.policy):
+        total = find_total(step.guard)
+        if total is None or len(scales) != 1 or not has_powers_of_two(step.scale.policy):
             return False
         (scale,) = scales
         scaled = find_scaled(graph, scale)

@@ -14,7 +14,7 @@ from graphscale.graph.builder import Editor, replace_inputs
 from graphscale.graph.values import Use, cannot_fail, captured_values, operand_at, uses_of
 from graphscale.graph.walks import descendants
 from graphscale.lowering.delay_update import DelayUpdate
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.lowering.multiply_first import has_powers_of_two
 from graphscale.lowering.nodes.bounds import OPSET, ScalarBuilder, add_tests
 from graphscale.lowering.nodes.gradient_tests import GradientTest, find_scaled, find_total, plan_test
@@ -23,6 +23,7 @@ from graphscale.lowering.nodes.unscaling import unscale_ahead, unscale_at_once
 from graphscale.lowering.select_update import SelectUpdate, find_private_nodes
 from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.passes.nodes.write_order import add_never
+from graphscale.step.training_step import Step
 
 __all__ = ["BoundGradients"]
 
@@ -51,8 +52,8 @@ class BoundGradients(LoweringPass):
     sign = "≤"
     relies_on = "a scale that is a power of two, else gradients are divided as before; no subnormal number on the way"
 
-    def lower(self, step: ScaledStep) -> bool:
-        graph, scale, decision = step.graph, step.scale, step.decision
+    def lower(self, step: Step) -> bool:
+        graph, scale, decision = step.graph, step.scale.value, step.guard
         update = next((node for node in graph if node.op_type == "If" and SelectUpdate.inserted(node)), None)
         assert decision is not None
         waiting = decision.producer()
@@ -60,7 +61,7 @@ class BoundGradients(LoweringPass):
         total = find_total(flag)
         # Other forms of the check add up several gradients first.
         first = next((node for node in graph if node.op_type == "Sum" and CheckFinite.inserted(node)), None)
-        if update is None or scale is None or total is None or total is not first:
+        if update is None or not scale.is_graph_input() or total is None or total is not first:
             return False
         outcome = descendants((node for node in graph if node is not update), [flag])
         tests = self._plan_tests(step, scale, update, total) if outcome.isdisjoint(captured_values(update)) else []
@@ -96,9 +97,9 @@ class BoundGradients(LoweringPass):
         graph.sort()
         return True
 
-    def _plan_tests(self, step: ScaledStep, scale: ir.Value, update: ir.Node, total: ir.Node) -> list[GradientTest]:
+    def _plan_tests(self, step: Step, scale: ir.Value, update: ir.Node, total: ir.Node) -> list[GradientTest]:
         """Plan tests of large gradients; a gradient for the update alone may be unscaled early."""
-        scaled, exact = find_scaled(step.graph, scale), has_powers_of_two(step.policy)
+        scaled, exact = find_scaled(step.graph, scale), has_powers_of_two(step.scale.policy)
         then, tests = update.attributes["then_branch"].as_graph(), []
         for division in filter(UnscaleGradients.inserted, step.graph):
             gradient = division.outputs[0]
@@ -114,7 +115,7 @@ class BoundGradients(LoweringPass):
 
 
 def _make_exact_branch(
-    main: ScalarBuilder, step: ScaledStep, tests: list[GradientTest], moved: list[ir.Node], update: ir.Node
+    main: ScalarBuilder, step: Step, tests: list[GradientTest], moved: list[ir.Node], update: ir.Node
 ) -> ir.Graph:
     """Make the branch that tests the gradients themselves, from copies of the moved nodes on."""
     then, keep = (update.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
@@ -129,7 +130,7 @@ def _make_exact_branch(
         product = make.op("Mul", [gradient, make.constant("zero")], like=gradient)
         probes.append(make.op("ReduceSum", [product], keepdims=0))
     bad = make.flag("IsNaN", [make.op("Sum", probes) if len(probes) > 1 else probes[0]])
-    finite = make.flag("And", [step.decision, make.flag("Not", [bad])])
+    finite = make.flag("And", [step.guard, make.flag("Not", [bad])])
     outputs = [(f"{value.name}.exact", value.dtype, value.shape) for value in apply.outputs]
     node = make.node("If", [finite], outputs, attributes={"then_branch": apply, "else_branch": keep})
     return make.closed([finite, *node.outputs])

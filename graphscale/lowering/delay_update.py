@@ -5,11 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_reads
+from graphscale.graph.marks import DELAY_UPDATE
 from graphscale.graph.values import cannot_fail, operands_of, uses_of
 from graphscale.graph.walks import descendants, nodes_above, producers_of
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep, is_inserted
+from graphscale.lowering.lowering_pass import LoweringPass, is_inserted
 from graphscale.passes import OrderWrites
 from graphscale.passes.nodes.write_order import add_never, add_reader_flag
+from graphscale.step.training_step import Step
 
 __all__ = ["DelayUpdate"]
 
@@ -24,17 +26,17 @@ class DelayUpdate(LoweringPass):
             `w.next = Where(last, w.new, w)`
     """
 
-    name = "delay-update"
+    name = DELAY_UPDATE
     sign = "1·2"
     relies_on = "nothing"
 
-    def lower(self, step: ScaledStep) -> bool:
-        graph, decision, loss = step.graph, step.decision, step.loss
+    def lower(self, step: Step) -> bool:
+        graph, decision, loss = step.graph, step.guard, step.loss
         assert decision is not None
         late = _find_late(graph, decision)
         # A flag with axes would add them to all states.
-        is_fit = loss is not None and loss.shape is not None and not loss.shape.dims
-        values = [loss] if loss is not None and is_fit and late & nodes_above(loss) else []
+        is_fit = loss.shape is not None and not loss.shape.dims
+        values = [loss] if is_fit and late & nodes_above(loss) else []
         remaining = late.difference(*(nodes_above(value) for value in values))
         last = _find_last(graph, remaining)
         if not (values or last) or len(last) > _MOST_WAITS:

@@ -12,8 +12,9 @@ from graphscale.analysis.hazards import find_in_place_writes
 from graphscale.graph.builder import Builder, Editor, replace_reads
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import Use, operand_at, uses_of
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.lowering.thresholds import count_elements
+from graphscale.step.training_step import Step
 
 __all__ = ["FlagWindow", "can_flag"]
 
@@ -32,8 +33,8 @@ class FlagWindow(LoweringPass):
     sign = "NaN"
     relies_on = "an optimizer model that looks at one of the smallest gradients alone"
 
-    def lower(self, step: ScaledStep) -> bool:
-        smallest, decision = _find_smallest(step.graph), step.decision
+    def lower(self, step: Step) -> bool:
+        smallest, decision = _find_smallest(step.graph), step.guard
         assert decision is not None
         numbers = [use.node for use in uses_of(decision) if use.node.op_type == "Cast"]
         if not smallest or len(numbers) != 1:

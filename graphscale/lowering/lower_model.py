@@ -18,14 +18,15 @@ from graphscale.lowering.bound_accumulation import BoundAccumulation
 from graphscale.lowering.bound_gradients import BoundGradients
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.flag_window import FlagWindow
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep, is_inserted
+from graphscale.lowering.lowering_pass import LoweringPass, is_inserted
 from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.multiply_first import MultiplyFirst
 from graphscale.lowering.read_flag import ReadFlag
 from graphscale.lowering.select_update import SelectUpdate
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
-from graphscale.passes import UnscaleGradients, run_passes
+from graphscale.passes import run_passes
 from graphscale.process.stages import report_stage
+from graphscale.step.scaled_step import read
 from graphscale.targets import TARGETS, Target
 
 __all__ = ["ORDER", "count_lowered", "find_states_in_place", "is_lowered", "lower_model", "lower_step", "plain_form"]
@@ -45,8 +46,9 @@ def lower_step(model: ir.Model, provider: str, thresholds: Thresholds = PRODUCTI
         ModelFileError: the model carries no loss scale, or its metadata are damaged.
     """
     report_stage("lowering the step")
-    if ScaledStep.of(model).decision is not None:
-        complete_types(model, [node.outputs[0] for node in model.graph if UnscaleGradients.inserted(node)])
+    step = read(model)
+    if step.guard is not None:
+        complete_types(model, [quotient.value for quotient in step.quotients])
     run_passes(model, *(kind(thresholds) for kind in ORDER[provider]))
 
 
@@ -72,7 +74,7 @@ def lower_model(model: ir.Model, target: Target) -> Report:
         "nodes_after": len(model.graph),
         "inserted": {**stamp.report["inserted"], **count_lowered(model, provider)},
     }
-    in_place = sorted(find_states_in_place(model, stamp.state))
+    in_place = sorted(find_states_in_place(model))
     stamp = dataclasses.replace(stamp, target=target.name, report=report, in_place=in_place)
     stamp.write(model)
     return read_report(stamp, "the model")
@@ -84,12 +86,11 @@ def count_lowered(model: ir.Model, provider: str) -> dict[str, dict[str, int]]:
     return {name: counts for name, counts in count_inserted(model.graph.all_nodes()).items() if name in names}
 
 
-def find_states_in_place(model: ir.Model, state: Mapping[str, str]) -> set[str]:
-    """Find the carried inputs, of `{input: output}`, whose next value can be written over the present one."""
-    inputs, results = ({value.name: value for value in ends} for ends in (model.graph.inputs, model.graph.outputs))
-    pairs = {inputs[name]: results[output] for name, output in state.items()}
-    decision = ScaledStep.of(model).decision
-    return {value.name or "" for value in find_writable_states(model.graph, pairs, decision, is_inserted)}
+def find_states_in_place(model: ir.Model) -> set[str]:
+    """Find the carried inputs of a scaled model whose next value can be written over the present one."""
+    step = read(model)
+    pairs = {each.input: each.next for each in step.carried if not each.in_place}
+    return {value.name or "" for value in find_writable_states(model.graph, pairs, step.guard, is_inserted)}
 
 
 def is_lowered(model: ir.Model) -> bool:

@@ -14,9 +14,10 @@ import onnx_ir as ir
 from graphscale.graph.builder import Builder, Editor, replace_inputs
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, operand_at, uses_of
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.lowering.thresholds import count_elements
 from graphscale.passes import CheckFinite
+from graphscale.step.training_step import Step
 
 __all__ = ["MergeProbes"]
 
@@ -33,7 +34,7 @@ class MergeProbes(LoweringPass):
     name = "merge-probes"
     relies_on = "static shapes of gradients; others keep their probes"
 
-    def lower(self, step: ScaledStep) -> bool:
+    def lower(self, step: Step) -> bool:
         editor = Editor(step.graph)
         small: dict[ir.Node, list[tuple[ir.Node, ir.Node]]] = {}  # probes by the sum of all probes of a check
         is_changed = False

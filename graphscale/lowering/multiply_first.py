@@ -12,10 +12,11 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import replace_reads
 from graphscale.graph.values import Use, constant_number, operand_at, uses_of
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.lowering.thresholds import skip_views
 from graphscale.passes import CheckFinite, UnscaleGradients
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
+from graphscale.step.training_step import Step
 
 __all__ = ["MultiplyFirst", "has_powers_of_two", "is_number_up_to_one"]
 
@@ -45,8 +46,8 @@ class MultiplyFirst(LoweringPass):
     name = "multiply-first"
     relies_on = "a scale that is a power of two, and at least 1"
 
-    def lower(self, step: ScaledStep) -> bool:
-        policy = step.policy
+    def lower(self, step: Step) -> bool:
+        policy = step.scale.policy
         if not has_powers_of_two(policy) or not isinstance(policy, DynamicLossScale) or policy.rule.min_loss_scale < 1:
             return False
         found = [(node, use) for node in tuple(step.graph) if (use := _find_only_factor(node)) is not None]

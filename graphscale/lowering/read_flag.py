@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Builder, Editor, replace_inputs
 from graphscale.graph.values import Use, operand_at, uses_of
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.passes import CheckFinite
 from graphscale.passes.nodes.write_order import write_in_place
+from graphscale.step.training_step import Step
 
 __all__ = ["ReadFlag"]
 
@@ -36,7 +37,7 @@ class ReadFlag(LoweringPass):
     sign = "1·∞?"
     relies_on = "a training model with flag-window; gradients that keep their places in the sequence"
 
-    def lower(self, step: ScaledStep) -> bool:
+    def lower(self, step: Step) -> bool:
         graph = step.graph
         elements = [node for node in graph if node.op_type == "SequenceAt" and CheckFinite.inserted(node)]
         products = [use.node for node in elements for use in uses_of(node.outputs[0])]

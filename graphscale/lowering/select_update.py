@@ -13,9 +13,10 @@ import onnx_ir as ir
 from graphscale.analysis.hazards import is_fresh
 from graphscale.graph.builder import Builder, Editor
 from graphscale.graph.values import Use, operand_at, subgraphs, uses_of
-from graphscale.lowering.lowering_pass import LoweringPass, ScaledStep
+from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.lowering.thresholds import count_elements, same_shape
 from graphscale.operators import Trait, has_trait
+from graphscale.step.training_step import Step
 
 __all__ = ["SelectUpdate", "find_private_nodes"]
 
@@ -34,10 +35,11 @@ class SelectUpdate(LoweringPass):
     sign = "if"
     relies_on = "nothing"
 
-    def lower(self, step: ScaledStep) -> bool:
-        graph, decision = step.graph, step.decision
+    def lower(self, step: Step) -> bool:
+        graph, decision = step.graph, step.guard
         assert decision is not None
-        producers = [value.producer() for value in step.states]
+        following = [*(each.next for each in step.carried), *(node.inputs[1] for node in step.accumulators)]
+        producers = [value.producer() for value in following if value is not None]
         guards = [node for node in producers if node is not None and _is_guard(node, decision)]
         results = [node.outputs[0] for node in guards]
         if not guards or sum(map(count_elements, results)) < self.thresholds.branch_elements:

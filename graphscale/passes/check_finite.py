@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from graphscale.graph.builder import Builder
+from graphscale.graph.marks import CHECK_FINITE
 from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.step_pass import StepPass
 from graphscale.passes.unscale_gradients import UnscaleGradients
@@ -25,7 +26,7 @@ class CheckFinite(StepPass):
     A step with a fixed loss scale is not checked, as in TensorFlow, unless `skip_nonfinite` is True.
     """
 
-    name = "check-finite"
+    name = CHECK_FINITE
     sign = "∞?"
     after = UnscaleGradients
 

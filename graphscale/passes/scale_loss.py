@@ -87,10 +87,11 @@ class ScaleLoss(GraphPass):
         for value, places in by_value.items():
             refuse_infinite_seed(value, scale.policy)
             products[value] = _enter(build, value, places, scale.value)
+        exposed = list[ir.Value]()
         if self.expose_scaled_loss:
-            exposed = _multiply(build, step.loss, scale.value, "scaled_loss", behind(step.loss))
-            editor.output(exposed, "scaled_loss")
-            exposed.doc_string = SCALED_LOSS_NOTE
+            exposed = [_multiply(build, step.loss, scale.value, "scaled_loss", behind(step.loss))]
+            editor.output(exposed[0], "scaled_loss")
+            exposed[0].doc_string = SCALED_LOSS_NOTE
         return dataclasses.replace(
             step,
             report=report,
@@ -98,6 +99,7 @@ class ScaleLoss(GraphPass):
             scales=(scale,),
             skips=self.skip_nonfinite or not scale.is_fixed,
             products=products,
+            exposed=tuple(exposed),
             done=frozenset((self.name,)),
             modified=True,
         )

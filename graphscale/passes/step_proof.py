@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
 from graphscale.analysis.proof import prove, scaled_contractions
@@ -15,14 +13,12 @@ from graphscale.step.training_step import Step
 __all__ = ["prove_step"]
 
 
-def prove_step(step: Step, scale: ir.Value, rule_nodes: frozenset[ir.Node], exposed: Sequence[ir.Value] = ()) -> None:
+def prove_step(step: Step, rule_nodes: frozenset[ir.Node]) -> None:
     """Prove the graph of a step.
 
     Args:
         step: the step, after all passes.
-        scale: the loss scale.
         rule_nodes: the nodes that give the next loss scale, or order writes.
-        exposed: the outputs that may contain the scale.
 
     Raises:
         ProofError: the graph is wrong.
@@ -30,13 +26,13 @@ def prove_step(step: Step, scale: ir.Value, rule_nodes: frozenset[ir.Node], expo
     report_stage("proving the new graph")
     degrees = prove(
         step.graph,
-        scale,
+        step.scale.value,
         step.loss,
         guarded={carried.next: carried.input for carried in step.carried if carried.guarded},
         checked=step.checked,
         all_finite=step.all_finite,
         applies=step.guard,
-        exempt=exposed,
+        exempt=step.exposed,
         rule_nodes=rule_nodes,
     )
     covered = {node_name(node) for node in step.coverage.nodes} - {node_name(n) for n in step.coverage.missed}

@@ -16,7 +16,7 @@ from graphscale.operators import attribute
 from graphscale.passes.scale_loss import ScaleLoss
 from graphscale.passes.step_pass import StepPass
 from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.step.training_step import Quotient, Step
+from graphscale.step.training_step import UNSCALED, Quotient, Step
 
 __all__ = ["UnscaleGradients"]
 
@@ -75,7 +75,7 @@ def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Valu
     if wide is not ir.DataType.FLOAT:
         divisor = build.cast(scale, wide, name=f"{scale.name}.wide", at=behind(dividend))
     at = behind(dividend if divisor is scale else divisor)
-    quotient = build.op("Div", [dividend, divisor], name=f"{name}.unscaled", like=value, dtype=wide, at=at)
+    quotient = build.op("Div", [dividend, divisor], name=f"{name}{UNSCALED}", like=value, dtype=wide, at=at)
     result = _hand_out(build, value, quotient, uses, is_output)
     if is_output:
         build.editor.take_over_output(value, result, "scaled")

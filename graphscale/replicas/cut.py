@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY, read_report
+from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY
 from graphscale.errors import SplitError
-from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import is_float, is_scalar, is_source, main_node, main_nodes, node_name, operands_of
 from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
 from graphscale.operators import Trait, has_trait
-from graphscale.passes import CheckFinite, OrderWrites, UnscaleGradients
+from graphscale.passes import CheckFinite, OrderWrites
 from graphscale.policy.names import ScaledValue
+from graphscale.step.training_step import Step
 
 __all__ = ["Cut", "find_cut"]
 
@@ -56,38 +56,36 @@ class Cut:
         return dataclasses.replace(self, gradients=gradients, average=average, local=local)
 
 
-def find_cut(model: ir.Model, stamp: Stamp, name: str) -> Cut:
+def find_cut(step: Step, name: str) -> Cut:
     """Find the cut of a scaled step; messages contain its name.
 
     Raises:
-        SplitError: the step has no updates, or cannot be cut. ModelFileError: the metadata of the step are damaged.
+        SplitError: the step has no updates, or cannot be cut.
     """
-    return _Finder(model.graph, stamp, name).cut()
+    return _Finder(step, name).cut()
 
 
 class _Finder:
-    def __init__(self, graph: ir.Graph, stamp: Stamp, name: str) -> None:
-        self.graph, self.name = graph, name
-        self.nodes = list(graph)
-        self.owners = main_nodes(graph)
+    def __init__(self, step: Step, name: str) -> None:
+        self.step, self.graph, self.name = step, step.graph, name
+        self.nodes = list(self.graph)
+        self.owners = main_nodes(self.graph)
         self.operands = {node: operands_of(node) for node in self.nodes}
-        self.states = stamp.carried
-        self.next = set(stamp.state.values())
+        self.states = {each.input for each in step.carried}
+        self.next = {each.next for each in step.carried if not each.in_place}
         # Nodes for their side effects.
         self.sinks = [node for node in self.nodes if not any(v.is_graph_output() or v.uses() for v in node.outputs)]
-        if "activations" in stamp.telemetry:
+        if ScaledValue.ACTIVATION in step.telemetry:
             raise SplitError(
                 f"{name} cannot be split: its telemetry of activations reads the forward pass after the gradients; "
                 "scale it without"
             )
-        rows = read_report(stamp, name).state
-        of_scale = {row.input for row in rows if row.how in (STATE_OF_SCALE, TELEMETRY)}
-        if not self.states - of_scale - {stamp.names.get(ScaledValue.LOSS_SCALE)}:
+        if all(each.how in (STATE_OF_SCALE, TELEMETRY) for each in step.carried):
             raise SplitError(
                 f"{name} has no updates: its gradients leave it as outputs, and nothing in it applies them; split a "
                 "step with its optimizer inside (graphscale fuse puts an artifact folder into one)"
             )
-        if stamp.report.get("accumulators"):
+        if step.accumulators:
             raise SplitError(
                 f"{name} adds its gradients up in accumulators, for an optimizer in another graph; graphscale fuse "
                 "makes one step of both"
@@ -102,7 +100,7 @@ class _Finder:
         if stray:
             raise SplitError(f"{self.name} cannot be cut: the gradients depend on one another at {_first_of(stray)}")
         read = {value for node in before for value in self.operands[node]}
-        batch = {value for value in read if value.is_graph_input() and value.name not in self.states}
+        batch = {value for value in read if value.is_graph_input() and value not in self.states}
         local = self._local(batch, late)
         first = nodes_above(*gradients, *local)
         second, crossing = self._second(gradients, late, local)
@@ -117,7 +115,7 @@ class _Finder:
                 f"{'an input' if node is None else node_name(node)!r}, which is no gradient, differs from replica to "
                 "replica, and is no floating-point number, which has a mean"
             )
-        outputs = [v for v in self.graph.outputs if v in local and v.name not in self.next and v not in gradients]
+        outputs = [v for v in self.graph.outputs if v in local and v not in self.next and v not in gradients]
         metrics = [v for v in outputs if is_float(v) and is_scalar(v)]
         depth = self._depths(before)
         return Cut(
@@ -132,15 +130,7 @@ class _Finder:
 
     def _gradients(self) -> list[ir.Value]:
         """Find the unscaled gradients in the form for their readers: the whole gradient for a sum of parts."""
-        unscale = {node for node in self.nodes if UnscaleGradients.inserted(node)}
-        found = [
-            self._wide(value, unscale)
-            for node in self.nodes
-            if node in unscale
-            for value in node.outputs
-            if value.is_graph_output() or any(reader not in unscale for reader in self._readers(value))
-        ]
-        found = list(dict.fromkeys(found))
+        found = [quotient.value for quotient in self.step.quotients]
         if not found:
             raise SplitError(f"{self.name} cannot be cut: none of its nodes is marked as one that unscales a gradient")
         after = self._after(found)
@@ -158,12 +148,6 @@ class _Finder:
                 found = [value for value in found if value not in shares] + [whole]
         after = self._after(found)
         return [value for value in found if value.producer() not in after]
-
-    def _wide(self, value: ir.Value, unscale: set[ir.Node]) -> ir.Value:
-        """Return the quotient behind a narrow copy, or the value itself."""
-        node = value.producer()
-        source = node.inputs[0] if node is not None and node.op_type == "Cast" and node.inputs else None
-        return source if source is not None and source.producer() in unscale else value
 
     def _leads_only_to(self, share: ir.Value, whole: ir.Value) -> bool:
         def results(value: ir.Value) -> list[ir.Value]:
@@ -191,7 +175,7 @@ class _Finder:
     ) -> tuple[set[ir.Node], list[ir.Value]]:
         """Find the nodes of the second half, and its operands from the first beside the gradients."""
         roots = [v for node in (*late, *self.sinks) if local.isdisjoint(node.outputs) for v in node.outputs]
-        roots += [v for v in self.graph.outputs if v not in local or v.name in self.next]
+        roots += [v for v in self.graph.outputs if v not in local or v in self.next]
         whole = set(gradients)
 
         def crosses(value: ir.Value) -> bool:
@@ -204,7 +188,7 @@ class _Finder:
 
     def _reaching_state(self, second: set[ir.Node]) -> set[ir.Value]:
         """Find the values above the next state, up to the beginning of the second half."""
-        pending = [v for v in self.graph.outputs if v.name in self.next]
+        pending = [v for v in self.graph.outputs if v in self.next]
         pending += [v for node in self.sinks if node in second for v in node.outputs]
         return ancestors(pending, stop=lambda v: v.producer() not in second, operands=self.operands.__getitem__)
 

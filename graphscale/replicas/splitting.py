@@ -19,7 +19,7 @@ from graphscale.files import saving, writing
 from graphscale.graph.builder import Builder, Editor, replace_reads
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import ORIGINAL_KEY
-from graphscale.graph.stamp import SPLIT_KEY, Stamp, read_stamp
+from graphscale.graph.stamp import SPLIT_KEY, Stamp
 from graphscale.graph.values import uses_of
 from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, ScaledModel, open_copy
@@ -37,6 +37,7 @@ from graphscale.replicas.halves import (
     gradients_of,
     know_types,
 )
+from graphscale.step.scaled_step import read
 
 __all__ = ["SPLIT_KEY", "Halves", "SplitReport", "SplitStep", "cut_halves", "open_step", "split", "stage_path"]
 
@@ -192,8 +193,8 @@ def open_step(step: Model) -> tuple[ir.Model, str]:
 
 def cut_halves(model: ir.Model, name: str, stages: int = 1) -> Halves:
     """Cut a step, and possibly change it; see `split`."""
-    stamp = read_stamp(model, name)
-    cut = find_cut(model, stamp, name)
+    step = read(model, name)
+    stamp, cut = step.stamp, find_cut(step, name)
     know_types(model, [*cut.gradients, *cut.average, *cut.local])
     states = stamp.carried
     model.metadata_props.pop(ORIGINAL_KEY, None)

@@ -16,12 +16,11 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_in_place_writes, find_late_failures
 from graphscale.analysis.report import describe_policy
-from graphscale.errors import SessionError
+from graphscale.errors import ModelFileError, SessionError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.damage import name_damage
-from graphscale.graph.stamp import read_stamp
 from graphscale.lowering.lower_model import find_states_in_place, is_lowered, lower_step
-from graphscale.lowering.lowering_pass import ScaledStep, is_inserted
+from graphscale.lowering.lowering_pass import is_inserted
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.pipeline import Model, ScaledModel
 from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
@@ -33,6 +32,7 @@ from graphscale.session.loading import choose_device, create, make_quiet_options
 from graphscale.session.result import GradientRange, StepResult
 from graphscale.session.state_file import copy_without_state, export_step, read_state_file, write_state_file
 from graphscale.session.step_plan import StepError, StepPlan, allocate_numbers
+from graphscale.step.scaled_step import read
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -129,12 +129,14 @@ class Session(Summary):
         self._access = Access()
         source, path = open_model(model)
         report_stage("making a session of ONNX Runtime")
-        self.stamp = read_stamp(source, "the model" if path is None else path)
-        outputs = dict(self.stamp.state)
-        written = [s["input"] for s in self.stamp.report.get("state", ()) if s.get("output") is None]
-        initializers = source.graph.initializers
-        carried = {value.name: value for value in (*initializers.values(), *source.graph.inputs)}
-        specs = {name: InputSpec.of(carried[name]) for name in (*outputs, *written)}
+        name = "the model" if path is None else path
+        step = read(source, name)
+        self.stamp, initializers = step.stamp, source.graph.initializers
+        carried = {each.input.name or "": each for each in step.carried}
+        if lost := self.stamp.carried - carried.keys():
+            raise ModelFileError(f"{name} has damaged graphscale metadata: the graph does not carry {min(lost)!r}")
+        outputs = {name: each.next.name or "" for name, each in carried.items() if not each.in_place}
+        specs = {name: InputSpec.of(each.input) for name, each in carried.items()}
         first = first_values(specs, initializers, state or {}, self.stamp)
         device = choose_device(providers)
         in_place = [name for name in first if name not in outputs]
@@ -145,10 +147,10 @@ class Session(Summary):
         work = source if is_mapped else source.clone()
         if not is_mapped and not is_lowered(source):
             lower_step(work, "cpu" if lowering is not None and not on_gpu else "cuda", lowering or PRODUCTION)
-        self._carried = CarriedState(device, first, outputs, find_states_in_place(work, outputs), fed)
+        self._carried = CarriedState(device, first, outputs, find_states_in_place(work), fed)
         held = {name: self._carried.buffer(name) for name in in_place if name not in fed}
-        decision, writes = ScaledStep.of(work).decision, list(find_in_place_writes(work.graph))
-        self._may_tear = bool(find_late_failures(work.graph, writes, decision, is_inserted))
+        writes = list(find_in_place_writes(work.graph))
+        self._may_tear = bool(find_late_failures(work.graph, writes, read(work).guard, is_inserted))
         self._torn = False
         options = make_quiet_options() if session_options is None else session_options
         self._session: Any = create(work, path, outputs, held, providers, options)

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Unscaling
 from graphscale.analysis.report import Report
-from graphscale.analysis.roles.role_table import Role, Roles
-from graphscale.analysis.training_result import Coverage
+from graphscale.analysis.roles.role_table import Role
+from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import Update
-from graphscale.flow.degree import Degree
 from graphscale.graph.builder import Editor
-from graphscale.policy.names import ScaledValue
+from graphscale.graph.stamp import Stamp
+from graphscale.policy.names import Kind, ScaledValue
 from graphscale.step.scale_values import Scale
 
-__all__ = ["Carried", "Quotient", "Step"]
+__all__ = ["UNSCALED", "Carried", "Quotient", "Step"]
+
+# The end of the name of a quotient that does not take over the name of its gradient.
+UNSCALED = ".unscaled"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,7 +29,7 @@ class Quotient:
     Attributes:
         name: the gradient's name in the original graph.
         value: the quotient, in float32 or wider.
-        checked: the values of the finite check: the quotient, or the sum around it.
+        checked: the values of the finite check: the quotient, or the sum around it; of a scaled file, none.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Carried:
         next: its next value.
         in_place: True if the graph writes the state in place; else `next` is an output to be fed back.
         how: its origin in the report: `analysis.report.StateReport.how`.
-        guarded: True if a skipped step keeps the state.
+        guarded: True if a skipped step keeps the state; of a scaled file, if the state is the original's.
     """
 
     input: ir.Value
@@ -54,34 +56,25 @@ class Carried:
     guarded: bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Step(TrainingGraph):
     """A training step, as values and nodes of its graph. The passes turn one into the next.
 
     Attributes:
         model: the model.
-        losses: the losses, scalar floating-point values; the first names the step's.
-        loss_found: the way the loss was found.
-        places: the places where the scale enters.
-        unscalings: the places where the scale comes out.
-        roles: the role of each input and output.
-        states: the certain carried state: input, next value, and whether it advances on skipped steps.
-        accumulators: the in-place accumulators of gradients.
-        coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
-        degrees: the future degree of each value in the loss scale, where it is not 0.
-        reads: the operands of each node, in execution order: its inputs, and its subgraphs' captures.
-        owners: for each nested graph, the node of the main graph around it.
-        warnings: notes for the user, a sentence each.
+        metadata: the metadata of a scaled file; None for a step under way.
         report: the same for the user, with the names of the original; None before `scale-loss`.
         editor: the editor of the graph, which knows its names; None before `scale-loss`.
         scales: the loss scales of the graph; `scale-loss` adds one.
         skips: True if a step with a non-finite gradient is skipped.
         products: the values where the scale enters, each with its product; of `scale-loss`.
+        exposed: the outputs with the loss times the scale; of `scale-loss`.
         quotients: the gradients after their division; of `unscale-gradients`.
         sums: the values past the gradients in which finite gradients can overflow; of `unscale-gradients`.
         all_finite: the flag of the finite check of `checked`, a scalar bool value; of `check-finite`.
         guard: the flag that decides whether the step is applied: `all_finite`, unless the policy accepts a non-finite
-            step; of `check-finite` and `update-loss-scale`.
+            step; of `check-finite` and `update-loss-scale`. Of a scaled file, the finite flag after the nodes that it
+            waits for; in a window of accumulated gradients, the flag so far.
         carried: the carried state of the scaled step; of `update-loss-scale`, `telemetry` and `guard-updates`.
         telemetry: counters and outputs by their role; of `telemetry`.
         activations: the values of the forward pass that telemetry checks, with dtypes; of `telemetry`.
@@ -90,23 +83,13 @@ class Step:
     """
 
     model: ir.Model
-    losses: tuple[ir.Value, ...]
-    loss_found: str
-    places: tuple[Place, ...]
-    unscalings: tuple[Unscaling, ...]
-    roles: Roles
-    states: tuple[Update, ...]
-    accumulators: tuple[ir.Node, ...]
-    coverage: Coverage
-    degrees: Mapping[ir.Value, Degree]
-    reads: Mapping[ir.Node, tuple[ir.Value, ...]]
-    owners: Mapping[ir.Graph, ir.Node]
-    warnings: tuple[str, ...]
+    metadata: Stamp | None = None
     report: Report | None = None
     editor: Editor | None = None
     scales: tuple[Scale, ...] = ()
     skips: bool = True
     products: Mapping[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
+    exposed: tuple[ir.Value, ...] = ()
     quotients: tuple[Quotient, ...] = ()
     sums: tuple[ir.Value, ...] = ()
     all_finite: ir.Value | None = None
@@ -118,14 +101,21 @@ class Step:
     modified: bool = False
 
     @property
-    def graph(self) -> ir.Graph:
-        """The main graph."""
-        return self.model.graph
+    def stamp(self) -> Stamp:
+        """The metadata of a scaled file."""
+        assert self.metadata is not None
+        return self.metadata
 
     @property
-    def loss(self) -> ir.Value:
-        """The first loss."""
-        return self.losses[0]
+    def losses(self) -> tuple[ir.Value, ...]:
+        """The losses; the first names the step's."""
+        others = (value for value, each in self.roles.outputs.items() if each.role is Role.LOSS)
+        return tuple(dict.fromkeys((self.loss, *others)))
+
+    @property
+    def states(self) -> tuple[Update, ...]:
+        """The certain carried state of the original: input, next value, and whether it advances on skipped steps."""
+        return self.updates
 
     @property
     def scale(self) -> Scale:
@@ -134,14 +124,18 @@ class Step:
         return scale
 
     @property
-    def gradients(self) -> tuple[ir.Value, ...]:
-        """The values that are divided by the scale, in graph order."""
-        return tuple(unscaling.value for unscaling in self.unscalings)
+    def named(self) -> dict[str, ir.Value]:
+        """The values that a scaled file names, by role."""
+        (scale,), values = self.scales, dict[ScaledValue, ir.Value | None]()
+        values |= {ScaledValue.LOSS: self.loss, ScaledValue.LOSS_SCALE: scale.value, **scale.states}
+        values |= {ScaledValue.STUCK: scale.stuck, ScaledValue.ALL_FINITE: self.all_finite, **self.telemetry}
+        return {role.value: value for role, value in values.items() if value and value.graph is not None}
 
     @property
-    def nodes(self) -> tuple[ir.Node, ...]:
-        """The nodes of the main graph of the original, in execution order."""
-        return tuple(self.reads)
+    def added(self) -> tuple[ir.Value, ...]:
+        """The state that scaling adds: that of the loss scale, and of telemetry."""
+        counted = (value for role, value in self.telemetry.items() if role.kind is Kind.TELEMETRY)
+        return (*self.scale.states.values(), *counted)
 
     @property
     def checked(self) -> tuple[ir.Value, ...]:

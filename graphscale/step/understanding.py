@@ -6,7 +6,6 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.report import GradientReport, PlaceReport, Report, StateReport
-from graphscale.analysis.roles.role_table import Role
 from graphscale.analysis.training_graph import analyse
 from graphscale.graph.values import node_name
 from graphscale.step.training_step import Step
@@ -28,23 +27,7 @@ def understand(model: ir.Model, hints: Hints = NO_HINTS, *, asking: bool = True)
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
-    found = analyse(model.graph, hints.stated_by(model), asking=asking)
-    others = (value for value, each in found.roles.outputs.items() if each.role is Role.LOSS)
-    return Step(
-        model=model,
-        losses=tuple(dict.fromkeys((found.loss, *others))),
-        loss_found=found.loss_found,
-        places=found.places,
-        unscalings=found.unscalings,
-        roles=found.roles,
-        states=found.updates,
-        accumulators=found.accumulators,
-        coverage=found.coverage,
-        degrees=found.degrees,
-        reads=found.reads,
-        owners=found.owners,
-        warnings=found.warnings,
-    )
+    return Step(**vars(analyse(model.graph, hints.stated_by(model), asking=asking)), model=model)
 
 
 def make_report(step: Step) -> Report:

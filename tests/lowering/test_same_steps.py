@@ -17,11 +17,11 @@ import graphscale as gs
 from graphscale.graph.builder import Editor
 from graphscale.graph.marks import PASS_KEY
 from graphscale.lowering.bound_gradients import BoundGradients
-from graphscale.lowering.lowering_pass import ScaledStep
 from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.nodes.bounds import ScalarBuilder, add_sum
 from graphscale.lowering.thresholds import Thresholds
 from graphscale.passes.nodes.finite import all_finite
+from graphscale.step.training_step import Step
 from graphscale.targets import get_target
 from tests.build import feeds_for, linear_step
 from tests.conftest import MODEL_NAMES, Arrays, Level, assert_all_same_bits, load_example
@@ -234,7 +234,7 @@ def test_probes_are_exact(kind: str, dtype: type) -> None:
     ]
     graph = ir.Graph(values, [], nodes=[], opset_imports={"": 20}, name="check")
     graph.outputs.append(all_finite(Editor(graph).builder("check-finite"), values, get_target("onnx")))
-    assert MergeProbes().lower(ScaledStep(graph, None, None, None, None, ()))
+    assert MergeProbes().lower(Step(graph=graph, loss=values[0], model=ir.Model(graph, ir_version=10)))
     assert "MatMul" in [node.op_type for node in graph]
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
     session = ort.InferenceSession(model, options(Level.ORT_ENABLE_ALL), providers=["CPUExecutionProvider"])

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Unscaling
+from graphscale.analysis.edits import Unscaling
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
-from graphscale.checks.scaled_graph import ScaledGraph, read_scaled_graph
 from graphscale.errors import GraphscaleError
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.graph.builder import PASS_KEY
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.values import inner_nodes, uses_of
 from graphscale.graph.walks import nodes_above
-from graphscale.passes import UnscaleGradients, scale_nodes
+from graphscale.passes import scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.names import ScaledValue
+from graphscale.step.scaled_step import read
+from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
 
 __all__ = ["DrawingContext", "Phase", "make_context"]
@@ -37,37 +39,35 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class DrawingContext:
-    """A model, and the facts in its drawing.
+    """A step, and the facts in its drawing.
 
     Attributes:
-        model: the model that is drawn.
+        step: the step of the model that is drawn, with the degrees of its values; bare where there is a note.
         phases: the phase of each node of the main graph.
         passes: the pass of each inserted node of the main graph; "added" where the node names none.
-        degrees: the degree of each value in the loss scale, where it is not 0.
         unclear: the values whose degree does not follow, since the scale does not cancel out.
-        loss: the loss.
-        scale: the loss scale, in a model that has one.
-        places: the places where the loss scale would enter, in a model without one.
-        unscalings: the unscalings, in a model without a loss scale, by the value.
-        missed: the backward contractions that the loss scale would not reach.
         note: why there are no phases and degrees; None where there are.
     """
 
-    model: ir.Model
+    step: Step
     phases: Mapping[ir.Node, Phase]
     passes: Mapping[ir.Node, str]
-    degrees: Mapping[ir.Value, Degree] = dataclasses.field(default_factory=dict)
     unclear: frozenset[ir.Value] = frozenset()
-    loss: ir.Value | None = None
-    scale: ir.Value | None = None
-    places: tuple[Place, ...] = ()
-    unscalings: Mapping[ir.Value, Unscaling] = dataclasses.field(default_factory=dict)
-    missed: frozenset[ir.Node] = frozenset()
     note: str | None = None
+
+    @functools.cached_property
+    def scale(self) -> ir.Value | None:
+        """The loss scale, in a model that has one."""
+        return self.step.named.get(ScaledValue.LOSS_SCALE) if self.step.scales else None
+
+    @functools.cached_property
+    def unscalings(self) -> Mapping[ir.Value, Unscaling]:
+        """The unscalings, in a model without a loss scale, by the value."""
+        return {unscale.value: unscale for unscale in self.step.unscalings}
 
     def carries_scale(self, value: ir.Value) -> bool:
         """Return whether a value is a multiple of the loss scale."""
-        return self.degrees.get(value, 0) not in (0, ZERO)
+        return self.step.degrees.get(value, 0) not in (0, ZERO)
 
     def degree_read(self, value: ir.Value, reader: ir.Node | None) -> Degree:
         """Return the degree with which a node, or with None the graph's output, reads a value; ZERO if unknown.
@@ -81,11 +81,11 @@ class DrawingContext:
             covered = [unscale.covers(use) for use in uses_of(value) if use.node is reader]
             if unscale.everywhere or (unscale.output if reader is None else covered and all(covered)):
                 return 0
-        return self.degrees.get(value, 0) or 0
+        return self.step.degrees.get(value, 0) or 0
 
     def nodes_inside(self, node: ir.Node) -> list[ir.Node]:
         """Return the nodes of the function that a node calls, and those in its subgraphs."""
-        return [*self.model.functions.get(node.op_identifier(), ()), *inner_nodes(node)]
+        return [*self.step.model.functions.get(node.op_identifier(), ()), *inner_nodes(node)]
 
 
 def make_context(
@@ -108,7 +108,7 @@ def make_context(
     note = None
     try:
         if is_scaled(model):
-            return _scaled(model, read_scaled_graph(model, name), passes)
+            return _scaled(read(model, name), passes)
         prepare(model)
         found = understand(model, hints, asking=False)
     except GraphscaleError as error:
@@ -118,37 +118,27 @@ def make_context(
     # Inlined nodes are new in the graph, and no part of the comparison.
     passes = {node: mark for node, mark in passes.items() if node.graph is model.graph}
     if note is not None:
-        return DrawingContext(model, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=note)
-    return DrawingContext(
-        model,
-        _phases(model.graph, found.loss, found.gradients, found.degrees),
-        passes,
-        found.degrees,
-        loss=found.loss,
-        places=found.places,
-        unscalings={unscale.value: unscale for unscale in found.unscalings},
-        missed=frozenset(found.coverage.missed),
-    )
+        bare = Step(graph=model.graph, loss=ir.val(""), model=model)
+        return DrawingContext(bare, dict.fromkeys(model.graph, Phase.UNKNOWN), passes, note=note)
+    return DrawingContext(found, _phases(found, found.gradients), passes)
 
 
-def _scaled(model: ir.Model, read: ScaledGraph, passes: Mapping[ir.Node, str]) -> DrawingContext:
-    scale, loss = read.named.get(ScaledValue.LOSS_SCALE), read.named.get(ScaledValue.LOSS)
+def _scaled(step: Step, passes: Mapping[ir.Node, str]) -> DrawingContext:
+    graph, scale = step.graph, step.named.get(ScaledValue.LOSS_SCALE)
     degrees, unclear = dict[ir.Value, Degree](), frozenset[ir.Value]()
     if scale is not None:
-        degrees, conflicts = scale_degrees(model.graph, scale, scale_nodes(model.graph))
+        degrees, conflicts = scale_degrees(graph, scale, scale_nodes(graph))
         unclear = frozenset(value for node in conflicts for value in node.outputs)
-    unscaled = (node.inputs[0] for node, mark in passes.items() if mark == UnscaleGradients.name and node.inputs)
+    unscaled = (node.inputs[0] for each in step.quotients if (node := each.value.producer()) is not None)
     scaled = [value for value in unscaled if value is not None and degrees.get(value, 0) != 0]
     scaled += [value for value, degree in degrees.items() if degree == 1 and value.producer() in passes]
-    phases = _phases(model.graph, loss, scaled, degrees)
-    return DrawingContext(model, phases, passes, degrees, unclear, loss=loss, scale=scale)
+    step = dataclasses.replace(step, degrees=degrees)
+    return DrawingContext(step, _phases(step, scaled), passes, unclear)
 
 
-def _phases(
-    graph: ir.Graph, loss: ir.Value | None, gradients: Sequence[ir.Value], degrees: Mapping[ir.Value, Degree]
-) -> dict[ir.Node, Phase]:
-    forward = nodes_above(loss) if loss is not None else set[ir.Node]()
-    backward = nodes_above(*gradients)
+def _phases(step: Step, gradients: Sequence[ir.Value]) -> dict[ir.Node, Phase]:
+    graph, degrees = step.graph, step.degrees
+    forward, backward = nodes_above(step.loss), nodes_above(*gradients)
     # A gradient that nothing reads, as that of the batch, belongs to the backward pass as well.
     unread = [v for v, degree in degrees.items() if degree == 1 and (node := v.producer()) and node.graph is graph]
     backward |= nodes_above(*unread) if gradients else set()

@@ -22,7 +22,7 @@ _UNCLEAR = 2.5
 
 def fit(context: DrawingContext, *, whole: bool = False) -> Layout:
     """Lay out a drawing with as much detail as fits a window; with each node, if `whole`."""
-    wiring = Wiring(context.model.graph)
+    wiring = Wiring(context.step.graph)
     if whole:
         return Layout(make_scene(context, wiring, [(node,) for node in wiring.nodes]))
     found: list[tuple[float, Layout]] = []

@@ -59,7 +59,7 @@ def fold(context: DrawingContext, wiring: Wiring, most: int) -> Iterator[Boxes]:
     folding = _Folding(context, wiring)
     landmarks = _landmarks(context)
     gradients = producers_of(context.unscalings)
-    marked = {*context.passes, *landmarks, *context.missed, *gradients}
+    marked = {*context.passes, *landmarks, *context.step.coverage.missed, *gradients}
     for detail in _DETAILS:
         samples = {} if detail.samples is None else folding.choose_samples(detail.samples)
         centre = (marked if detail.samples is None else landmarks).intersection(wiring.index)
@@ -76,9 +76,9 @@ def fold(context: DrawingContext, wiring: Wiring, most: int) -> Iterator[Boxes]:
 
 def _landmarks(context: DrawingContext) -> set[ir.Node]:
     """Return the loss and the places where the scale enters: shown in any case."""
-    values = [context.loss, *(place.value for place in context.places if place.edge is None)]
-    found = producers_of(value for value in values if value is not None)
-    found |= {place.edge.node for place in context.places if place.edge is not None}
+    places = context.step.places
+    found = producers_of([context.step.loss, *(place.value for place in places if place.edge is None)])
+    found |= {place.edge.node for place in places if place.edge is not None}
     return found | {node for node, mark in context.passes.items() if mark in (ScaleLoss.name, UpdateLossScale.name)}
 
 

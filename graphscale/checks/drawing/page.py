@@ -267,11 +267,11 @@ def _type(value: ir.Value) -> str:
 
 def degree_of(context: DrawingContext, value: ir.Value) -> str:
     """Return the degree in the loss scale as text, empty where none is known."""
-    if context.note is not None or (context.scale is None and not context.places):
+    if context.note is not None or (context.scale is None and not context.step.places):
         return ""
     if value in context.unclear:
         return "?"
-    degree = context.degrees.get(value, 0)
+    degree = context.step.degrees.get(value, 0)
     return "any" if degree is ZERO else str(degree)
 
 

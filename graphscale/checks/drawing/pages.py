@@ -108,7 +108,7 @@ class _Finder:
         for node, box in scene.box_of.items():
             self._nodes.setdefault(node_name(node), box)
             self._values.update((value.name, box) for value in node.outputs if value.name)
-        graph = scene.context.model.graph
+        graph = scene.context.step.graph
         constants = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
         # An input or a constant has no box: its first reader is shown.
         for node, box in scene.box_of.items():

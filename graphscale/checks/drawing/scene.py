@@ -90,12 +90,12 @@ def make_scene(context: DrawingContext, wiring: Wiring, folded: Sequence[tuple[i
         if ends[0] != ends[1]:
             degrees.setdefault(ends, []).append(context.degree_read(value, target))
     is_whole = len(folded) == len(wiring.nodes)
-    for i, value in enumerate(context.model.graph.outputs):
+    for i, value in enumerate(context.step.graph.outputs):
         producer = value.producer()
         if producer is None or producer not in box_of:
             continue
         giver = box_of[producer]
-        if is_whole or value is context.loss:
+        if is_whole or value is context.step.loss:
             degrees[giver, len(boxes)] = [context.degree_read(value, None)]
             boxes.append(_output(context, value, boxes[giver], len(wiring.nodes) + i))
         elif len(boxes[giver].nodes) == 1:
@@ -148,7 +148,7 @@ def _box(context: DrawingContext, wiring: Wiring, nodes: tuple[ir.Node, ...]) ->
 
 
 def _output(context: DrawingContext, value: ir.Value, source: Box, order: float) -> Box:
-    badges = ("loss",) if value is context.loss else ()
+    badges = ("loss",) if value is context.step.loss else ()
     # A gradient that leaves the graph is part of the flow beside the backward pass.
     phase = Phase.UPDATE if source.phase is Phase.BACKWARD else source.phase
     return Box((), value, phase, source.mark, order, value.name or "?", "", False, badges)
@@ -158,9 +158,9 @@ def _badges(context: DrawingContext, nodes: tuple[ir.Node, ...]) -> tuple[str, .
     outputs = {value for node in nodes for value in node.outputs}
     members = set(nodes)
     found = {
-        "enters": any(_enters(place, members, outputs) for place in context.places),
+        "enters": any(_enters(place, members, outputs) for place in context.step.places),
         "leaves": not outputs.isdisjoint(context.unscalings),
-        "missed": not members.isdisjoint(context.missed),
+        "missed": not members.isdisjoint(context.step.coverage.missed),
     }
     return tuple(badge for badge, is_shown in found.items() if is_shown)
 

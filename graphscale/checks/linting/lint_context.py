@@ -7,10 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.analysis.hints import NO_HINTS
 from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.training_graph import TrainingGraph, analyse
 from graphscale.checks.linting.check import Check, find_flag
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.lint_report import Finding
@@ -18,7 +16,6 @@ from graphscale.checks.linting.scale_search import find_named_scale, find_scale
 from graphscale.checks.linting.state_search import find_states
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
-from graphscale.checks.scaled_graph import read_scaled_graph
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
 from graphscale.flow.degree import ZERO
@@ -26,7 +23,9 @@ from graphscale.flow.outcome import Outcomes
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of
 from graphscale.policy.loss_scale import FixedLossScale
-from graphscale.policy.names import RESULTS
+from graphscale.step.scaled_step import read
+from graphscale.step.training_step import Step
+from graphscale.step.understanding import understand
 
 __all__ = ["RULES", "LintContext", "rule"]
 
@@ -54,15 +53,15 @@ class LintContext:
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
         self.model, self.view = model, View(model, name)
-        scaled = read_scaled_graph(model, name) if is_scaled(model) else None
-        self.stamp = None if scaled is None else scaled.stamp
+        step = read(model, name) if is_scaled(model) else None
+        self.stamp = None if step is None else step.stamp
         self.half, cut = _read_half(model, name)
-        self.named = named = {} if scaled is None else scaled.named
+        self.named = named = {} if step is None else step.named
         # Further state of the loss scale: the counts of its policy and of telemetry.
-        counts = [value for role, value in named.items() if role not in ("loss", "loss_scale", *RESULTS)]
+        counts = [] if step is None else [value for value in step.added if value is not step.scale.value]
         self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.view.graph, set())
         not_states = [named[role] for role in ("loss", "all_finite") if role in named]
-        found = find_states(self.view, None if self.stamp is None else self.stamp.state, not_states, self._losses)
+        found = find_states(self.view, None if step is None else step.carried, not_states, self._losses)
         given = named.get("loss_scale") if scale is None else find_named_scale(self.view, scale)
         self.scale = None
         if given is not None or self.stamp is None or "loss_scale" not in self.stamp.names:
@@ -126,10 +125,10 @@ class LintContext:
         return next((loss for loss in self._losses if loss not in reached), self._losses[0])
 
     @functools.cached_property
-    def _analysis(self) -> TrainingGraph | None:
+    def _analysis(self) -> Step | None:
         """The analysis as for scaling; None if the graph cannot be scaled."""
         try:
-            return analyse(self.view.graph, NO_HINTS.stated_by(self.model), asking=False)
+            return understand(self.model, asking=False)
         except GraphscaleError:
             return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from graphscale.checks.patterns import assigns, input_at
 from graphscale.graph.values import inputs_of, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
+from graphscale.step.training_step import Carried
 
 __all__ = ["Carry", "State", "find_in_place", "find_states", "held_state"]
 
@@ -50,21 +51,19 @@ class State:
 
 
 def find_states(
-    view: View, stamped: Mapping[str, str] | None, not_states: Collection[ir.Value], losses: Collection[ir.Value]
+    view: View, carried: Sequence[Carried] | None, not_states: Collection[ir.Value], losses: Collection[ir.Value]
 ) -> list[State]:
     """Find the carried state, in graph order of the outputs, then of the operators that write in place.
 
     Args:
         view: the graph.
-        stamped: the names of the states with their next values, in a graph that graphscale scaled; None for others,
-            whose outputs are paired with inputs and weights in them with a coefficient of at least 0.5, as in
-            `analysis.updates`.
+        carried: the carried state of a graph that graphscale scaled; None for others, whose outputs are paired with
+            inputs and weights in them with a coefficient of at least 0.5, as in `analysis.updates`.
         not_states: outputs that are no state: the loss, the finite check.
         losses: the outputs that could be the loss.
     """
-    if stamped is not None:
-        pairs = [(view.values.get(state), view.values.get(output)) for state, output in stamped.items()]
-        found = [State(value, following, Carry.OUTPUT) for value, following in pairs if value and following]
+    if carried is not None:
+        found = [State(each.input, each.next, Carry.OUTPUT) for each in carried if not each.in_place]
     else:
         found = _without_constants(view, [*_paired(view, not_states)], losses)
     known = {state.value for state in found}

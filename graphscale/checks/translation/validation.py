@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.checks.scaled_graph import find_scaled_loss
 from graphscale.checks.translation.correspondence import Correspondence
 from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.checks.translation.models import compare_models
@@ -23,11 +23,14 @@ from graphscale.passes import AddTelemetry, Autocast
 from graphscale.passes.casting.settings import make_settings
 from graphscale.passes.lower_precision import AUTOCAST_KEY
 from graphscale.pipeline import scale
-from graphscale.policy.loss_scale import FixedLossScale, LossScale
+from graphscale.policy.loss_scale import LossScale
 from graphscale.policy.names import ScaledValue
+from graphscale.step.training_step import Step
 from graphscale.targets import get_target
 
-__all__ = ["Claims", "Translation", "read_claims", "validate_translation"]
+__all__ = ["Claims", "Translation", "find_scaled_loss", "read_claims", "validate_translation"]
+
+_SCALED_LOSS = re.compile(r"scaled_loss(_\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +62,28 @@ class Claims:
         return Autocast(self.autocast["dtype"], self.autocast["emulate"], make_settings(lists=self.autocast["lists"]))
 
 
-def read_claims(scaled: ir.Model, stamp: Stamp, policy: LossScale, original: ir.Model) -> Claims:
+def find_scaled_loss(scaled: ir.Graph, original: ir.Graph) -> ir.Value | None:
+    """Find the scaled loss among the outputs of a scaled graph, by its name; None without one."""
+    names = {value.name for value in original.outputs}
+    found = (v for v in scaled.outputs if _SCALED_LOSS.fullmatch(v.name or "") and v.name not in names)
+    return next(found, None)
+
+
+def read_claims(step: Step, original: ir.Model) -> Claims:
     """Read the options of a scaling from the metadata and the outputs of the scaled model.
 
     Raises:
         VerifyError: the metadata are damaged.
     """
-    cast = AUTOCAST_KEY in scaled.metadata_props and AUTOCAST_KEY not in original.metadata_props
+    stamp, metadata = step.stamp, step.model.metadata_props
+    cast = AUTOCAST_KEY in metadata and AUTOCAST_KEY not in original.metadata_props
     return Claims(
-        policy,
+        step.scale.policy,
         stamp.target,
         telemetry=AddTelemetry.from_stamp(stamp.telemetry),
-        expose_scaled_loss=find_scaled_loss(scaled.graph, original.graph) is not None,
-        skip_nonfinite=isinstance(policy, FixedLossScale) and ScaledValue.ALL_FINITE in stamp.names,
-        autocast=_read_autocast(scaled.metadata_props[AUTOCAST_KEY]) if cast else None,
+        expose_scaled_loss=find_scaled_loss(step.graph, original.graph) is not None,
+        skip_nonfinite=step.scale.is_fixed and ScaledValue.ALL_FINITE in stamp.names,
+        autocast=_read_autocast(metadata[AUTOCAST_KEY]) if cast else None,
         cast_before=cast and stamp.report.get("autocast") is None,
     )
 
@@ -135,31 +146,28 @@ class Translation:
     expected: ir.Model
 
 
-def validate_translation(
-    original: ir.Model, scaled: ir.Model, stamp: Stamp, policy: LossScale, hints: Hints
-) -> Translation:
+def validate_translation(original: ir.Model, step: Step, hints: Hints) -> Translation:
     """Compare a scaled model with the original scaled again.
 
     Values that differ only in their names get the expected names.
 
     Args:
         original: the model before scaling.
-        scaled: the scaled model.
-        stamp: its metadata, trusted only for the options: policy, target, telemetry and so on.
-        policy: its loss scale.
+        step: the step of the scaled model, whose metadata are trusted only for the options: policy, target, telemetry
+            and so on.
         hints: the hints of the user.
 
     Raises:
         GraphscaleError: the original cannot be scaled with these options, or a role is open.
     """
-    claims = read_claims(scaled, stamp, policy, original)
+    scaled, claims = step.model, read_claims(step, original)
     expected = _expect_model(original, claims, hints)
     same = compare_models(scaled, expected)
     newest = get_target(claims.target).max_ir_version
     if scaled.ir_version > max(newest, expected.ir_version):
         same.differences.append(f"the IR version is {scaled.ir_version}, and {claims.target} loads up to {newest}")
     wanted = read_stamp(expected.metadata_props, "the expected model")
-    metadata = tuple(metadata_differences(scaled, stamp, expected, wanted, same))
+    metadata = tuple(metadata_differences(scaled, step.stamp, expected, wanted, same))
     if not same.differences:
         _rename(scaled.graph, same)
     return Translation(claims, tuple(same.differences), same.starts, metadata, same.nodes, wanted, expected)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from graphscale.checks.patterns import is_cast_of, skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
 from graphscale.checks.verification.oracle import Oracle
-from graphscale.checks.verification.pair import Pair, Roles
+from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.rounding_noise import RoundingNoise
 from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite
 from graphscale.errors import VerifyError
@@ -55,8 +55,8 @@ class Bench:
         lost: allowed error of values for underflow in the original, with a tolerance.
     """
 
-    def __init__(self, pair: Pair, roles: Roles, providers: Sequence[Any] | None) -> None:
-        self.pair, self.roles, self.oracle = pair, roles, Oracle(pair, roles)
+    def __init__(self, pair: Pair, providers: Sequence[Any] | None) -> None:
+        self.pair, self.oracle = pair, Oracle(pair)
         self._providers = providers
         self._on_gpu = any("CUDA" in str(provider) for provider in providers or ())
         self._raw, quotients = self._find_gradients()
@@ -68,7 +68,7 @@ class Bench:
         self.gradients = tuple(self._raw)
         self.lacking = tuple(name for name in wanted if name not in self._raw)
         self._is_partial = not pair.proved and any(name not in quotients for name in wanted)
-        self.feeds_scale = pair.proved or roles.scale.is_graph_input()
+        self.feeds_scale = pair.proved or pair.step.scale.value.is_graph_input()
         self.replaced = 0
         self.any_finite = False
         self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
@@ -128,7 +128,7 @@ class Bench:
     def with_scale(self, start: Arrays, scale: float) -> Arrays:
         """Return the state with another loss scale, if it is fed to the scaled graph."""
         scale = scale if self.feeds_scale else self.oracle.initial
-        return {**start, self.roles.scale.name or "": np.asarray(scale, dtype=np.float32)}
+        return {**start, self.pair.step.scale.value.name or "": np.asarray(scale, dtype=np.float32)}
 
     # --- one step of both -------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Bench:
         gradients = self._unscaled(got)
         infinite = next((name for name, array in gradients.items() if not is_finite(array)), None)
         computes = all(is_finite(expected.outputs[name]) for name in self._wholes)
-        finite, flag = infinite is None and computes, self.roles.all_finite
+        finite, flag = infinite is None and computes, self.pair.step.all_finite
         if self._is_partial and flag is not None:  # a gradient outside of these may have overflowed
             finite &= bool(np.all(got.outputs[flag.name or ""]))
         self.any_finite |= finite
@@ -148,10 +148,12 @@ class Bench:
                 yield Difference(flag.name or "", np.asarray(True), got.outputs[flag.name or ""], ORIGINAL)
         yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
-        exposed, loss = self.roles.scaled_loss, self.pair.analysis.loss.name or ""
+        exposed, loss = self.pair.scaled_loss, self.pair.analysis.loss.name or ""
         if exposed is not None and loss in got.outputs:
             with np.errstate(over="ignore"):
-                product = got.outputs[loss].astype(np.float32) * np.float32(case.feeds[self.roles.scale.name or ""])
+                product = got.outputs[loss].astype(np.float32) * np.float32(
+                    case.feeds[self.pair.step.scale.value.name or ""]
+                )
             wanted, name = product.astype(got.outputs[loss].dtype), exposed.name or ""
             yield from compare_values(name, wanted, got.outputs[name], "loss times scale", case.tolerance)
 
@@ -161,7 +163,7 @@ class Bench:
         """Compare outputs, gradients and next values with those of the original."""
         loss, states = self.pair.analysis.loss.name or "", self.pair.states
         following = set(states.values())
-        scale = float(np.ravel(case.feeds[self.roles.scale.name or ""])[0])
+        scale = float(np.ravel(case.feeds[self.pair.step.scale.value.name or ""])[0])
         least = max(self.lost, FLOAT32_UNDERFLOW / min(1.0, scale))
         noise = {} if self._noise is None else self._noise.measure(case, expected)
         again = functools.cache(lambda: self._run_update(case, expected, gradients))
@@ -192,7 +194,7 @@ class Bench:
 
     def _holds_scaled(self, case: Case, expected: Results) -> bool:
         """Return whether the original's gradients times the scale, and their terms, are far within float32's range."""
-        if self.pair.small or float(np.ravel(case.feeds[self.roles.scale.name or ""])[0]) > MODEST_SCALE:
+        if self.pair.small or float(np.ravel(case.feeds[self.pair.step.scale.value.name or ""])[0]) > MODEST_SCALE:
             return False
         names = (*self.gradients, *self.lacking)
         arrays = [np.asarray(expected.outputs[name], np.float64) for name in names if name in expected.outputs]
@@ -200,9 +202,9 @@ class Bench:
 
     def _evaluate_poison(self, case: Case) -> Iterator[Difference]:
         """Compare a step with non-finite inputs: the file's own flag decides whether it is applied."""
-        assert self.roles.all_finite is not None
+        assert self.pair.step.all_finite is not None
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
-        gradients, name = self._unscaled(got), self.roles.all_finite.name or ""
+        gradients, name = self._unscaled(got), self.pair.step.all_finite.name or ""
         finite = bool(np.all(got.outputs[name]))
         results = (*expected.outputs.values(), *(expected.left[s] for s, o in self.pair.states.items() if o is None))
         if finite and not all(map(is_finite, gradients.values())):
@@ -230,7 +232,7 @@ class Bench:
 
     def _next(self, state: str, got: Results) -> np.ndarray[Any, Any] | None:
         """Return the next value of a state, None for a missing one, which the proof has reported."""
-        output = self.roles.following.get(state)
+        output = self.pair.following.get(state)
         return got.left.get(state) if output is None else got.outputs.get(output)
 
     def _run_update(self, case: Case, expected: Results, gradients: Arrays) -> Results:
@@ -290,13 +292,13 @@ class Bench:
 
     @functools.cached_property
     def _rule(self) -> tuple[Runner, str, dict[ScaledValue, str]]:
-        roles, given = self.roles, self.roles.all_finite
-        nexts = {role: skip_ordering(v) for role, v in roles.next_values.items() if role in roles.scale_states}
-        nexts |= {} if roles.stuck is None else {ScaledValue.STUCK: roles.stuck}
+        scale, given = self.pair.step.scale, self.pair.step.all_finite
+        nexts = {role: skip_ordering(value) for role, value in scale.next.items()}
+        nexts |= {} if scale.stuck is None else {ScaledValue.STUCK: scale.stuck}
         assert given is not None
         if not nexts:
             raise VerifyError("the metadata of the scaled graph name no next value of the loss scale")
-        rule = extract(self.pair.scaled, [*nexts.values()], [given])
+        rule = extract(self.pair.step.model, [*nexts.values()], [given])
         names = {role: value.name or "" for role, value in nexts.items()}
         return self._make_runner(rule, "the update rule"), given.name or "", names
 
@@ -312,13 +314,13 @@ class Bench:
     def _copy(self, model: ir.Model) -> Copy:
         """Return a copy with the scale and the states as inputs, and seeds for its random operators."""
         copy = Copy(model)
-        copy.feed([self.roles.scale.name or ""] if self.feeds_scale else [])
+        copy.feed([self.pair.step.scale.value.name or ""] if self.feeds_scale else [])
         copy.feed(self.pair.states)
         copy.give_seeds(self._seeds)
         return copy
 
     def _scaled_copy(self) -> Copy:
-        copy = self._copy(self.pair.scaled)
+        copy = self._copy(self.pair.step.model)
         if not self._on_gpu:
             self.replaced = copy.spell_out_finite_checks()
         copy.show(self._quotients.values())
@@ -350,7 +352,7 @@ class Bench:
 
     def _find_tested(self) -> list[str]:
         """Find the operands of the finite check in the original, such as sums of gradients and weight decay."""
-        nodes = filter(CheckFinite.inserted, self.pair.scaled.graph if self.pair.proved else ())
+        nodes = filter(CheckFinite.inserted, self.pair.step.graph if self.pair.proved else ())
         read = {value for node in nodes for value in node.inputs}
         values = (value for node in self.pair.nodes for value in node.outputs)
         return [value.name or "" for value in values if self.pair.counterpart(value) in read]
@@ -363,7 +365,7 @@ class Bench:
             value = self.pair.counterpart(gradient)
             if value is not None and gradient.name:
                 raw[gradient.name] = value.name or ""
-                quotient = _quotient(value, self.roles.scale)
+                quotient = _quotient(value, self.pair.step.scale.value)
                 if quotient is not None:
                     quotients[gradient.name] = quotient.name or ""
         return raw, quotients

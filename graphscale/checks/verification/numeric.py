@@ -115,7 +115,7 @@ def replay(found: Measurements, bench: Bench, case: Case) -> None:
     for gradient in (case.gradient, *case.others) if case.kind == "skip" else ():
         if gradient not in bench.gradients:
             raise VerifyError(f"the case forces a gradient {gradient!r}, which the original does not have")
-    wanted = {value.name or "" for value in bench.roles.scale_states.values()}
+    wanted = {value.name or "" for value in bench.pair.step.scale.states.values()}
     if case.kind != "rule":
         wanted = {*bench.original.required, *bench.scaled.required, *bench.pair.states, *bench.oracle.starts()[0]}
     for name in sorted(wanted - set(case.feeds)):
@@ -209,7 +209,7 @@ def _compare_values(
     if not scales:
         found.checks.append(Check(name, UNPROVED, f"the scale {own:g} is a constant, and no power of two: --tolerance"))
         return
-    is_checked = bench.roles.all_finite is not None and bench.feeds_scale
+    is_checked = bench.pair.step.all_finite is not None and bench.feeds_scale
     pairs = [*itertools.product(batches, scales), *itertools.product(further, scales[:2])]
     # A step with an overflow by the scale itself is skipped, if steps are skipped at all.
     pairs += [(batches[0], scale) for scale in wide] if is_checked else []
@@ -235,7 +235,7 @@ def _compare_values(
 
 def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measurements) -> None:
     name = "a non-finite gradient is skipped"
-    if bench.roles.all_finite is None:
+    if bench.pair.step.all_finite is None:
         found.checks.append(Check(name, SKIPPED, "a fixed loss scale is not checked: every step is applied"))
         return
     if bench.lacking:
@@ -271,7 +271,7 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
 
 def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) -> None:
     name = "an input that is not finite"
-    if bench.roles.all_finite is None or not found.comparable:
+    if bench.pair.step.all_finite is None or not found.comparable:
         why = "a fixed loss scale is not checked" if found.comparable else "values change from run to run"
         found.checks.append(Check(name, SKIPPED, why))
         return
@@ -311,10 +311,12 @@ def _try_rule(bench: Bench, found: Measurements) -> None:
     if bench.oracle.rule is None:
         found.checks.append(Check(name, SKIPPED, "a fixed loss scale has none"))
         return
-    names = {value.name for value in bench.roles.scale_states.values()}
+    names = {value.name for value in bench.pair.step.scale.states.values()}
     starts = [{k: v for k, v in start.items() if k in names} for start in bench.oracle.starts()]
     cases = (Case("rule", start, finite=finite) for start in starts for finite in (True, False))
-    found.try_all(name, cases, bench, f"steps from {len(starts)} states, against {type(bench.pair.policy).__name__}")
+    found.try_all(
+        name, cases, bench, f"steps from {len(starts)} states, against {type(bench.pair.step.scale.policy).__name__}"
+    )
 
 
 def _zeros(bench: Bench, batches: Sequence[Arrays]) -> Iterator[str]:

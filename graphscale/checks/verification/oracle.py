@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.verification.pair import Pair, Roles
+from graphscale.checks.verification.pair import Pair
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.passes.nodes.gradient_ranges import ROWS
 from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.policy.names import ScaledValue
+from graphscale.policy.names import COUNTERS, ScaledValue
 
 __all__ = ["Oracle"]
 
@@ -31,14 +31,17 @@ class Oracle:
         activations: the names of the forward values in telemetry.
     """
 
-    def __init__(self, pair: Pair, roles: Roles) -> None:
-        self.roles = roles
-        self.rule: DynamicRule | None = pair.policy.rule if isinstance(pair.policy, DynamicLossScale) else None
-        self.initial = float(pair.policy())
-        self._names = pair.stamp.names
-        self.gradients = tuple(pair.stamp.telemetry.get("gradients", ()))
-        self.activations = tuple(pair.stamp.telemetry.get("activations", ()))
-        self._every = int(pair.stamp.telemetry.get(ScaledValue.RANGES, {}).get("every", 0))
+    def __init__(self, pair: Pair) -> None:
+        self.step, scale, values = pair.step, pair.step.scale, pair.step.telemetry
+        self._states, self._stuck = scale.states, scale.stuck
+        self.rule: DynamicRule | None = scale.policy.rule if isinstance(scale.policy, DynamicLossScale) else None
+        self.initial = float(scale.policy())
+        self._names, telemetry = pair.step.stamp.names, pair.step.stamp.telemetry
+        self.gradients = tuple(telemetry.get("gradients", ()))
+        self.activations = tuple(telemetry.get("activations", ()))
+        self._every = int(telemetry.get(ScaledValue.RANGES, {}).get("every", 0))
+        self._counters = {role: values[role] for role in COUNTERS if role in values}
+        self._ranges = values.get(ScaledValue.RANGES) if self._every and self.gradients else None
 
     def starts(self) -> list[Arrays]:
         """Return first states for a step, by input name, beginning with the initial one."""
@@ -75,39 +78,39 @@ class Oracle:
             ScaledValue.CONSECUTIVE_SKIPS: count,
             ScaledValue.LAST_SKIP_STEP: 5,
         }
-        states = self.roles.scale_states or {ScaledValue.LOSS_SCALE: self.roles.scale}
-        feeds = _arrays(states, values) | _arrays(self.roles.counters, counters)
-        if self.roles.ranges is not None:
+        states = self._states or {ScaledValue.LOSS_SCALE: self.step.scale.value}
+        feeds = _arrays(states, values) | _arrays(self._counters, counters)
+        if self._ranges is not None:
             numbers = np.linspace(0, 1, len(ROWS) * (len(self.gradients) + 1), dtype=np.float32)
-            feeds[self.roles.ranges.name or ""] = numbers.reshape(len(ROWS), -1)
+            feeds[self._ranges.name or ""] = numbers.reshape(len(ROWS), -1)
         return feeds
 
     def applies(self, feeds: Mapping[str, Any], finite: bool) -> bool:
         """Return whether a step is applied."""
         if self.rule is None:
-            return finite or self.roles.all_finite is None
+            return finite or self.step.all_finite is None
         stuck = self.rule.step(self._state(feeds), finite)[1]
         return finite or (stuck and self.rule.on_stuck == "accept")
 
     def after(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
         """Return `{state: next value}` of the loss scale and of the counters."""
         values = {} if self.rule is None else self.rule_alone(feeds, finite)
-        found = {state.name or "": values[role] for role, state in self.roles.scale_states.items()}
-        return found | (self._counted(feeds, self.applies(feeds, finite)) if self.roles.counters else {})
+        found = {state.name or "": values[role] for role, state in self._states.items()}
+        return found | (self._counted(feeds, self.applies(feeds, finite)) if self._counters else {})
 
     def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> dict[ScaledValue, np.ndarray[Any, Any]]:
         """Return `{role: next value}` of the loss scale, and `stuck` if the policy has it."""
         assert self.rule is not None
         state, stuck = self.rule.step(self._state(feeds), finite)
-        states = self.roles.scale_states.items()
+        states = self._states.items()
         found = {role: np.asarray(getattr(state, role), dtype=_dtype(value)) for role, value in states}
-        return found if self.roles.stuck is None else {**found, ScaledValue.STUCK: np.asarray(stuck)}
+        return found if self._stuck is None else {**found, ScaledValue.STUCK: np.asarray(stuck)}
 
     def ranges(self, feeds: Mapping[str, Any], gradients: Arrays) -> Arrays:
         """Return `{state: next value}` of the ranges of a step's unscaled gradients, if known."""
-        if self.roles.ranges is None or any(name not in gradients for name in self.gradients):
+        if self._ranges is None or any(name not in gradients for name in self.gradients):
             return {}
-        name, steps = self.roles.ranges.name or "", self.roles.counters[ScaledValue.STEPS]
+        name, steps = self._ranges.name or "", self._counters[ScaledValue.STEPS]
         if (int(self._counted(feeds, True)[steps.name or ""]) - 1) % self._every:
             return {name: np.asarray(feeds[name])}
         arrays = [gradients[each].ravel() for each in self.gradients]
@@ -123,7 +126,7 @@ class Oracle:
 
         The gradients are unscaled; the values by name include the activations of telemetry.
         """
-        if self.roles.all_finite is not None:
+        if self.step.all_finite is not None:
             yield self._names[ScaledValue.ALL_FINITE], np.asarray(finite)
         if not self.gradients or any(name not in gradients for name in self.gradients):
             return
@@ -144,13 +147,13 @@ class Oracle:
 
     def _state(self, feeds: Mapping[str, Any]) -> ScaleState:
         assert self.rule is not None
-        values = {role: feeds[state.name or ""].item() for role, state in self.roles.scale_states.items()}
+        values = {role: feeds[state.name or ""].item() for role, state in self._states.items()}
         hysteresis = int(values.get(ScaledValue.HYSTERESIS_LEFT, self.rule.hysteresis))
         scale, good_steps = np.float32(values[ScaledValue.LOSS_SCALE]), int(values[ScaledValue.GOOD_STEPS])
         return ScaleState(scale, good_steps, hysteresis, int(values.get(ScaledValue.BAD_STEPS, 0)))
 
     def _counted(self, feeds: Mapping[str, Any], applied: bool) -> Arrays:
-        before = {role: feeds[state.name or ""].item() for role, state in self.roles.counters.items()}
+        before = {role: feeds[state.name or ""].item() for role, state in self._counters.items()}
         steps = before[ScaledValue.STEPS] + 1
         following: dict[ScaledValue, float] = {
             ScaledValue.STEPS: steps,
@@ -158,7 +161,7 @@ class Oracle:
             ScaledValue.CONSECUTIVE_SKIPS: 0 if applied else before[ScaledValue.CONSECUTIVE_SKIPS] + 1,
             ScaledValue.LAST_SKIP_STEP: before[ScaledValue.LAST_SKIP_STEP] if applied else steps,
         }
-        return _arrays(self.roles.counters, following)
+        return _arrays(self._counters, following)
 
 
 def _range(array: np.ndarray[Any, Any]) -> tuple[float, float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -13,20 +14,13 @@ from graphscale.analysis.report import read_report
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
-from graphscale.checks.scaled_graph import ScaledGraph, find_scaled_loss, read_scaled_graph
 from graphscale.checks.translation.signatures import sign_nodes
-from graphscale.checks.translation.validation import Translation, validate_translation
-from graphscale.errors import (
-    AlreadyScaledError,
-    InvalidLossScaleError,
-    ModelFileError,
-    VerifyError,
-    one_line,
-)
+from graphscale.checks.translation.validation import Translation, find_scaled_loss, validate_translation
+from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.original import outline
-from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
-from graphscale.graph.values import is_source, value_label
+from graphscale.graph.stamp import Stamp, is_scaled
+from graphscale.graph.values import is_source, value_label, values_by_name
 from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
@@ -34,13 +28,14 @@ from graphscale.passes import replace_training_ops
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
-from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
+from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
+from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
 from graphscale.targets import get_target
 
-__all__ = ["Pair", "Roles", "find_roles", "open_pair", "open_scaled"]
+__all__ = ["Pair", "check_names", "open_pair", "open_scaled"]
 
 _SMALL = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
@@ -51,9 +46,7 @@ class Pair:
 
     Attributes:
         original: the original, without nodes that hide the gradient path, in the mixed precision of the scaled one.
-        scaled: the scaled model.
-        reading: its values by the roles in its metadata.
-        policy: its loss scale.
+        step: the step of the scaled model.
         analysis: the analysis of the original.
         states: `{input: output}` of the original's carried state, None for inputs written in place.
         kept: the states that advance on skipped steps, too.
@@ -62,13 +55,11 @@ class Pair:
         proved: True if all nodes of the scaled graph are the expected ones.
         small: the types below float32 in the original, in the mixed precision of the scaled one.
         notes: facts for the user.
-        lowered: a lowered file; then `scaled` is its expected plain form, with the same initial values.
+        lowered: a lowered file; then `step` is that of its expected plain form, with the same initial values.
     """
 
     original: ir.Model
-    scaled: ir.Model
-    reading: ScaledGraph
-    policy: LossScale
+    step: Step
     analysis: Step
     states: Mapping[str, str | None]
     kept: frozenset[str]
@@ -78,16 +69,35 @@ class Pair:
     notes: tuple[str, ...]
     lowered: ir.Model | None = None
 
-    @property
-    def stamp(self) -> Stamp:
-        """The metadata of the scaled model."""
-        return self.reading.stamp
+    @functools.cached_property
+    def written(self) -> frozenset[str]:
+        """The names of the states written in place."""
+        carried = (each.input for each in self.step.carried if each.in_place)
+        buffers = (node.inputs[0] for node in self.step.accumulators)
+        return frozenset(value.name or "" for value in (*carried, *buffers) if value is not None)
+
+    @functools.cached_property
+    def following(self) -> dict[str, str | None]:
+        """`{state: output}` of all carried state, None for state written in place."""
+        names = [value.name or "" for value in self.step.added]
+        pairs = {**{name: self.step.stamp.state.get(name) for name in names}, **self.states}
+        return {name: None if name in self.written else output for name, output in pairs.items()}
+
+    @functools.cached_property
+    def scaled_loss(self) -> ir.Value | None:
+        """The output with the loss times the scale, if any."""
+        return find_scaled_loss(self.step.graph, self.analysis.graph)
+
+    @functools.cached_property
+    def values(self) -> Mapping[str, ir.Value]:
+        """The values of the scaled graph by name."""
+        return values_by_name(self.step.graph)
 
     def counterpart(self, value: ir.Value) -> ir.Value | None:
         """Return a value's counterpart in the scaled graph: the result of the same node, or the same input."""
         node = value.producer()
         if node is None:
-            return self.reading.values.get(value.name or "")
+            return self.values.get(value.name or "")
         other = self.nodes.get(node)
         index = value.index() or 0
         return None if other is None or index >= len(other.outputs) else other.outputs[index]
@@ -107,7 +117,8 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
             f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED (or, of a split "
             "step, verify STEP GRADS UPDATE)"
         )
-    second, second_name, stamp, policy = open_scaled(scaled)
+    step, second_name = open_scaled(scaled)
+    second, stamp = step.model, step.stamp
     if ScaledValue.LOSS not in stamp.names or ScaledValue.WINDOW_FINITE in stamp.names:
         raise VerifyError(
             f"{second_name} is one of the models of an artifact folder, which work on one state; pass both folders: "
@@ -118,7 +129,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
         raise VerifyError(f"{what}; pass the original that it was made from")
-    translation = validate_translation(first, second, stamp, policy, hints)
+    translation = validate_translation(first, step, hints)
     lowered = None
     if is_lowered(second):
         lowered, second = second, _expected_plain_form(translation.expected, second)
@@ -131,9 +142,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     found = understand(first, hints)
     return Pair(
         original=first,
-        scaled=second,
-        reading=read_scaled_graph(second, second_name),
-        policy=policy,
+        step=read(second, second_name),
         analysis=found,
         states=_find_states(found),
         kept=frozenset(update.input.name or "" for update in found.states if update.kept),
@@ -182,8 +191,8 @@ def _by_signature(graph: ir.Graph) -> dict[bytes, ir.Node]:
     return {signature: node for node, signature in signatures.items() if counts[signature] == 1}
 
 
-def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
-    """Return a copy of a scaled model, its name for messages, its metadata and its policy.
+def open_scaled(scaled: Model) -> tuple[Step, str]:
+    """Return the step of a copy of a scaled model, and its name for messages.
 
     Raises:
         GraphscaleError: the model cannot be read, is damaged, or is not scaled.
@@ -192,33 +201,29 @@ def open_scaled(scaled: Model) -> tuple[ir.Model, str, Stamp, LossScale]:
     rejection = find_rejection(outline(model, proto))
     if rejection is not None:
         raise ModelFileError(f"{name} is damaged: {rejection}")
-    stamp = read_stamp(model, name)
+    step = read(model, name)
     if any(node.domain == DOMAIN and node.op_identifier() not in model.functions for node in model.graph):
         raise ModelFileError(
             f"{name} has lost the function {DOMAIN}::{FUNCTION}: another tool dropped it; scale the original again"
         )
-    policy = _check_stamp(stamp, name)
+    _check_stamp(step.stamp, name)
     check_order(model.graph, name)
-    return model, name, stamp, policy
+    return step, name
 
 
-def _check_stamp(stamp: Stamp, name: str) -> LossScale:
-    """Refuse metadata in JSON of another form than scaling's; return the policy."""
+def _check_stamp(stamp: Stamp, name: str) -> None:
+    """Refuse metadata in JSON of another form than scaling's."""
     read_report(stamp, name)
     damaged = f"{name} has damaged graphscale metadata"
     try:
         autocast = stamp.report.get("autocast")
         if autocast is not None:
             tuple(autocast[key] for key in ("dtype", "emulate", "casts", "low_nodes", "kept_nodes"))
-        policy = get_policy(stamp.policy)
     except (AttributeError, KeyError, TypeError) as error:
         raise VerifyError(f"{damaged}: {one_line(error)}") from error
-    except InvalidLossScaleError as error:
-        raise VerifyError(f"{damaged}: its policy: {error}") from error
     wrong = next((text for text in stamp.report["missed"] if not isinstance(text, str)), None)
     if wrong is not None:
         raise VerifyError(f"{damaged}: {wrong!r} is no name")
-    return policy
 
 
 def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
@@ -250,90 +255,32 @@ def _find_states(found: Step) -> dict[str, str | None]:
     return states
 
 
-@dataclasses.dataclass(frozen=True)
-class Roles:
-    """The values of a scaled graph by their roles.
-
-    Attributes:
-        scale: the loss scale; outside of the graph if another tool removed a constant one.
-        all_finite: the flag of the finite check, or None.
-        stuck: the flag of a stuck scale, if the policy has one.
-        scale_states: the state of the loss scale by role, including `loss_scale`; empty for a fixed one.
-        counters: the counters of telemetry by role.
-        ranges: the ranges of the gradients, if telemetry measures them.
-        next_values: the next values of these by role, as outputs or writes.
-        following: `{state: output}` for all carried state, None for state written in place.
-        written: the states written in place.
-        reports: the names of the outputs that report on a step.
-        scaled_loss: the output with the loss times the scale, if any.
-    """
-
-    scale: ir.Value
-    all_finite: ir.Value | None
-    stuck: ir.Value | None
-    scale_states: dict[ScaledValue, ir.Value]
-    counters: dict[ScaledValue, ir.Value]
-    ranges: ir.Value | None
-    next_values: dict[ScaledValue, ir.Value]
-    following: dict[str, str | None]
-    written: frozenset[str]
-    reports: frozenset[str]
-    scaled_loss: ir.Value | None
-
-
-def find_roles(pair: Pair) -> Roles:
-    """Find the values in the metadata.
+def check_names(pair: Pair) -> None:
+    """Check that the metadata name all values of the scaled graph that its policy and telemetry have.
 
     Raises:
         VerifyError: a value is missing; the message names the first.
     """
-    graph, names = pair.scaled.graph, pair.stamp.names
-    found, outputs = dict(pair.reading.named), {value.name: value for value in graph.outputs}
-    wanted, states = [ScaledValue.LOSS_SCALE], list[ScaledValue]()
-    if isinstance(pair.policy, DynamicLossScale):
-        states = list(pair.policy.rule.carried(pair.policy.state))
-        wanted += [*states, ScaledValue.ALL_FINITE]
-        wanted += [] if pair.policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
+    step, stamp, policy = pair.step, pair.step.stamp, pair.step.scale.policy
+    names, outputs = stamp.names, {value.name for value in step.graph.outputs}
+    wanted = [ScaledValue.LOSS_SCALE]
+    if isinstance(policy, DynamicLossScale):
+        wanted += [*policy.rule.carried(policy.state), ScaledValue.ALL_FINITE]
+        wanted += [] if policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
     elif not pair.proved and ScaledValue.ALL_FINITE not in names and ScaledValue.LOSS_SCALE in names:
-        # Another tool may have folded the constant.
-        found.setdefault(ScaledValue.LOSS_SCALE, ir.val(names[ScaledValue.LOSS_SCALE], ir.DataType.FLOAT, ()))
-    counters = COUNTERS if any(role in names for role in COUNTERS) else ()
-    measured = (
-        [ScaledValue.RANGES]
-        if ScaledValue.RANGES in pair.stamp.telemetry and pair.stamp.telemetry.get("gradients")
-        else []
-    )
-    for role in (*wanted, *counters, *measured, *(role for role in RESULTS if role in names)):
+        wanted = []  # another tool may have folded the constant
+    wanted += COUNTERS if any(role in names for role in COUNTERS) else ()
+    wanted += [ScaledValue.RANGES] if ScaledValue.RANGES in stamp.telemetry and stamp.telemetry.get("gradients") else []
+    for role in (*wanted, *(role for role in RESULTS if role in names)):
         if role not in names:
             raise VerifyError(f"the metadata name no value for the {role.words}")
-        if role not in found:
+        if role not in step.named:
             raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
     twice = next((role for role, name in names.items() if list(names.values()).count(name) > 1), None)
     if twice is not None:
         raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
-    if found[ScaledValue.LOSS_SCALE].dtype is not ir.DataType.FLOAT:
-        raise VerifyError(f"{names[ScaledValue.LOSS_SCALE]!r}, which the metadata call the loss scale, is no float32")
+    if step.scale.value.dtype is not ir.DataType.FLOAT:
+        raise VerifyError(f"{step.scale.value.name!r}, which the metadata call the loss scale, is no float32")
     for role in RESULTS:
         if role in names and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
-    carried = {role: found[role] for role in (*states, *COUNTERS, *measured) if role in found}
-    writes = nodes_with(graph, Trait.ACCUMULATOR)
-    in_place = {node.inputs[0].name or "": node.inputs[1] for node in writes if node.inputs[0] is not None}
-    fed = {state.name or "": pair.stamp.state.get(state.name or "") for state in carried.values()}
-    nexts = {role: in_place.get(v.name or "", outputs.get(fed[v.name or ""])) for role, v in carried.items()}
-    fed |= pair.states
-    # In-place state may also have its next value among the outputs, for the caller.
-    shown = {f"{state.name}.next" for state in carried.values()}
-    return Roles(
-        scale=found[ScaledValue.LOSS_SCALE],
-        all_finite=found.get(ScaledValue.ALL_FINITE),
-        stuck=found.get(ScaledValue.STUCK),
-        scale_states={role: found[role] for role in states},
-        counters={role: found[role] for role in COUNTERS if role in found},
-        ranges=found[ScaledValue.RANGES] if measured else None,
-        next_values={role: value for role, value in nexts.items() if value is not None},
-        following={name: None if name in in_place else output for name, output in fed.items()},
-        written=frozenset(in_place),
-        reports=frozenset({names[role] for role in RESULTS if role in names} | shown),
-        scaled_loss=find_scaled_loss(graph, pair.analysis.graph),
-    )

@@ -70,9 +70,10 @@ def verify_folder(
     if is_scaled(training):
         raise AlreadyScaledError(f"{original} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
     opened = {name: open_scaled(second / name) for name in MODELS}
-    found = ArtifactFolder(second, {name: opened[name][0] for name in MODELS}, read_checkpoint(second / CHECKPOINT))
-    _, _, stamp, policy = opened[TRAINING_MODEL]
-    claims = read_claims(found.models[TRAINING_MODEL], stamp, policy, training)
+    models = {name: step.model for name, (step, _) in opened.items()}
+    found = ArtifactFolder(second, models, read_checkpoint(second / CHECKPOINT))
+    step, _ = opened[TRAINING_MODEL]
+    stamp, policy, claims = step.stamp, step.scale.policy, read_claims(step, training)
     guarded = any(key.startswith(_GUARDS) for key in stamp.report.get("inserted", ()))
     claims = dataclasses.replace(claims, skip_nonfinite=isinstance(policy, FixedLossScale) and guarded)
     checks = list[Check]()
@@ -81,7 +82,7 @@ def verify_folder(
         wanted = _scale_again(first, Path(temporary), claims, loss, lower)
         models = {name: model_files.load(wanted / name) for name in MODELS}
         for name, model in models.items():
-            checks += compare_part(found.models[name], name, opened[name][2], model, stamp.version)
+            checks += compare_part(opened[name][0], name, model, stamp.version)
         expected = ArtifactFolder(wanted, models, read_checkpoint(wanted / CHECKPOINT))
         compare: Compare = _checkpoint_differences
         if trained:
@@ -226,8 +227,8 @@ def verify_halves(step: Model, *parts: Model) -> VerifyReport:
     given: list[Any] = [*parts]
     if len(given) < 2:
         raise VerifyError("a split step has two halves; verify takes both: verify STEP GRADS UPDATE")
-    first, name, _, _ = open_scaled(given[0])
-    expected = split(step, **_read_claims(first, name))
+    first, name = open_scaled(given[0])
+    expected = split(step, **_read_claims(first.model, name))
     wanted = [*expected.gradients, expected.update]
     if len(given) == 2 and isinstance(given[0], str | os.PathLike):
         given[:1] = [stage_path(given[0], i) for i in range(len(wanted) - 1)]
@@ -236,11 +237,11 @@ def verify_halves(step: Model, *parts: Model) -> VerifyReport:
     checks = list[Check]()
     labels = [*(f"stage {i}" for i in range(1, len(wanted))), "the update"]
     for part, label, other in zip(given, labels, wanted, strict=True):
-        model, path, stamp, _ = open_scaled(part)
+        opened, path = open_scaled(part)
         shown = os.path.basename(path) if isinstance(part, str | os.PathLike) else label
         made = other if isinstance(other, ir.Model) else ir.from_proto(other)
         version = read_stamp(made.metadata_props, "the step").version
-        checks += compare_part(model, shown, stamp, made, version)
+        checks += compare_part(opened, shown, made, version)
     return VerifyReport(tuple(checks), _SPLIT, subject="halves")
 
 

@@ -11,7 +11,7 @@ from graphscale.analysis.hazards import find_in_place_writes, find_unordered_rea
 from graphscale.analysis.proof import prove, reach_unchecked, scale_degrees
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
-from graphscale.checks.verification.pair import Pair, Roles
+from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
@@ -21,45 +21,46 @@ from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_n
 from graphscale.graph.walks import ancestors, producers_of, source_by_trait
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
 from graphscale.policy.loss_scale import DynamicLossScale
+from graphscale.policy.names import RESULTS
 
 __all__ = ["NO_CHECK", "prove_again"]
 
 NO_CHECK = "a fixed loss scale is not checked: every step is applied, as in TensorFlow"
 
 
-def prove_again(pair: Pair, roles: Roles) -> list[Check]:
+def prove_again(pair: Pair) -> list[Check]:
     """Prove the scaled graph from the analysis of the original."""
-    graph = pair.scaled.graph
-    checks = [Check.proved("named values", _metadata(pair, roles), f"{len(pair.stamp.state)} pairs of state")]
-    rule, ordering = _rule_nodes(graph, roles), _ordering_nodes(graph)
-    exempt = [] if roles.scaled_loss is None else [roles.scaled_loss]
+    graph, scale, finite = pair.step.graph, pair.step.scale, pair.step.all_finite
+    checks = [Check.proved("named values", _metadata(pair), f"{len(pair.step.stamp.state)} pairs of state")]
+    rule, ordering = _rule_nodes(pair), _ordering_nodes(graph)
+    exempt = [] if pair.scaled_loss is None else [pair.scaled_loss]
     outputs = {value.name: value for value in graph.outputs}
     loss, degrees = pair.counterpart(pair.analysis.loss) or outputs.get(pair.analysis.loss.name), None
     contradiction = f"the loss {pair.analysis.loss.name!r} of the original is not in the graph"
-    if roles.scale.graph is None:
-        loss, contradiction = None, f"the loss scale {roles.scale.name!r} is not in the graph"
+    if scale.value.graph is None:
+        loss, contradiction = None, f"the loss scale {scale.value.name!r} is not in the graph"
     try:
         if loss is not None:
-            degrees = prove(graph, roles.scale, loss, exempt=exempt, rule_nodes=rule | ordering)
+            degrees = prove(graph, scale.value, loss, exempt=exempt, rule_nodes=rule | ordering)
     except ProofError as error:
         contradiction = str(error)
-    checks.append(_free_of_scale(pair, roles, degrees, contradiction, loss))
+    checks.append(_free_of_scale(pair, degrees, contradiction, loss))
     names = ("every gradient checked", "carried state guarded", "update rule")
-    if roles.all_finite is None:
+    if finite is None:
         checks += [Check(name, SKIPPED, NO_CHECK, True) for name in names]
     else:
-        tested = _tested(graph, roles, rule | ordering)
-        missed = _unchecked(graph, roles, rule | ordering, tested)
-        checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {roles.all_finite.name!r}"))
-        unguarded = _guards(pair, roles)
+        tested = _tested(pair, finite, rule | ordering)
+        missed = _unchecked(pair, rule | ordering, tested)
+        checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {finite.name!r}"))
+        unguarded = _guards(pair, finite)
         checks.append(Check.proved(names[1], unguarded, f"{len(pair.states)} states"))
-        dynamic = isinstance(pair.policy, DynamicLossScale)
+        dynamic = isinstance(pair.step.scale.policy, DynamicLossScale)
         skipped = Check(names[2], SKIPPED, "a fixed loss scale has none", True)
-        what = f"{len(roles.scale_states)} states follow from {roles.all_finite.name!r} and themselves alone"
-        checks.append(Check.proved(names[2], _rule(graph, roles, rule, ordering), what) if dynamic else skipped)
+        what = f"{len(scale.states)} states follow from {finite.name!r} and themselves alone"
+        checks.append(Check.proved(names[2], _rule(pair, finite, rule, ordering), what) if dynamic else skipped)
     writes = list(find_in_place_writes(graph))
     what = f"{len(writes)} writes, each after all readers"
-    checks.append(Check.proved("in-place writes ordered", _late_readers(pair.scaled), what))
+    checks.append(Check.proved("in-place writes ordered", _late_readers(pair.step.model), what))
     return [*checks, _coverage(pair, degrees, contradiction)]
 
 
@@ -75,17 +76,17 @@ def _late_readers(model: ir.Model) -> Iterator[str]:
                 yield f"{node_name(reader)!r} could read {state.name!r} after it was overwritten"
 
 
-def _metadata(pair: Pair, roles: Roles) -> Iterator[str]:
+def _metadata(pair: Pair) -> Iterator[str]:
     """Compare the sessions' metadata with the graph: the state to feed back, without omissions."""
     for node in pair.analysis.graph:
         if node not in pair.nodes and pair.proved:
             yield f"node {node_name(node)!r} of the original is gone"
-    stamped = dict(pair.stamp.state)
-    in_place = {s["input"] for s in pair.stamp.report.get("state", ()) if s.get("output") is None}
+    stamped = dict(pair.step.stamp.state)
+    in_place = {s["input"] for s in pair.step.stamp.report.get("state", ()) if s.get("output") is None}
     in_place |= {name for name, output in pair.states.items() if output is None}
-    outputs = {value.name for value in pair.scaled.graph.outputs}
-    for name, output in roles.following.items():
-        if output is None and name in pair.stamp.names.values() and name not in roles.written:
+    outputs = {value.name for value in pair.step.graph.outputs}
+    for name, output in pair.following.items():
+        if output is None and name in pair.step.stamp.names.values() and name not in pair.written:
             yield f"the metadata name no next value of {name!r}, and nothing writes it in place"
         if output is None and name not in in_place:
             yield f"the state {name!r} is written in place, and the metadata do not say so"
@@ -95,44 +96,49 @@ def _metadata(pair: Pair, roles: Roles) -> Iterator[str]:
             yield f"the metadata do not say that {output!r} is the next value of {name!r}"
     for name, output in stamped.items():
         yield f"the metadata call {output!r} the next value of {name!r}, which it is not"
-    moved = {output for name, output in pair.states.items() if name in roles.written}
+    moved = {output for name, output in pair.states.items() if name in pair.written}
     for value in pair.analysis.graph.outputs:
         if value.name not in outputs | moved:
             yield f"the output {value.name!r} of the original is gone"
-    ranges = () if roles.ranges is None else (roles.ranges,)
-    for value in (*roles.scale_states.values(), *roles.counters.values(), *ranges):
+    for value in pair.step.added:
         if not value.is_graph_input() or value.const_value is None:
             yield f"the state {value.name!r} is not an input with an initial value"
-    known = {value.name for value in pair.analysis.graph.outputs} | set(roles.following.values()) | roles.reports
-    for value in pair.scaled.graph.outputs:
-        if value.name not in known and value is not roles.scaled_loss:
+    known = {value.name for value in pair.analysis.graph.outputs} | set(pair.following.values())
+    known |= {pair.step.stamp.names.get(role) for role in RESULTS}
+    # In-place state may also have its next value among the outputs, for the caller.
+    known |= {f"{value.name}.next" for value in pair.step.added}
+    for value in pair.step.graph.outputs:
+        if value.name not in known and value is not pair.scaled_loss:
             yield f"the output {value.name!r} is neither the original's nor one of the scaling"
 
 
 def _free_of_scale(
-    pair: Pair, roles: Roles, degrees: Mapping[ir.Value, Degree] | None, contradiction: str, loss: ir.Value | None
+    pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradiction: str, loss: ir.Value | None
 ) -> Check:
-    name, graph = "outputs, state and loss free of the scale", pair.scaled.graph
+    name, graph = "outputs, state and loss free of the scale", pair.step.graph
     if degrees is None:
         if "after it was overwritten" not in contradiction:
             # Another tool may have removed the loss, and folded a constant scale.
-            is_open = not pair.proved and (loss is None or not roles.scale.is_graph_input())
+            is_open = not pair.proved and (loss is None or not pair.step.scale.value.is_graph_input())
             return Check(name, UNPROVED if is_open else FAILS, contradiction, True)
         return Check(name, SKIPPED, "see: in-place writes ordered", True)
     for node in nodes_with(graph, Trait.ACCUMULATOR):
         value = node.inputs[1]
         if value is not None and degrees.get(skip_ordering(value), 0) not in (0, ZERO):
             return Check(name, FAILS, f"{node_name(node)!r} writes {value.name!r}, which carries the loss scale", True)
-    return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {roles.scale.name!r}", True)
+    return Check(name, HOLDS, f"{len(graph.outputs)} outputs of degree 0 in {pair.step.scale.value.name!r}", True)
 
 
-def _rule_nodes(graph: ir.Graph, roles: Roles) -> frozenset[ir.Node]:
+def _rule_nodes(pair: Pair) -> frozenset[ir.Node]:
     """Return the nodes between the present and the next state of the loss scale, and the writes of the next."""
-    results = [skip_ordering(value) for role, value in roles.next_values.items() if role in roles.scale_states]
-    results += [] if roles.stuck is None else [roles.stuck]
-    found = producers_of(ancestors(results, stop=lambda value: value is roles.all_finite) - {roles.all_finite})
-    states = set(roles.scale_states.values())
-    return frozenset(found | {node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] in states})
+    scale, finite = pair.step.scale, pair.step.all_finite
+    results = [skip_ordering(value) for value in scale.next.values()]
+    results += [] if scale.stuck is None else [scale.stuck]
+    found = producers_of(ancestors(results, stop=lambda value: value is finite) - {finite})
+    states = set(scale.states.values())
+    return frozenset(
+        found | {node for node in nodes_with(pair.step.graph, Trait.ACCUMULATOR) if node.inputs[0] in states}
+    )
 
 
 def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
@@ -152,24 +158,24 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     return frozenset(found)
 
 
-def _tested(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node]) -> set[ir.Value]:
+def _tested(pair: Pair, finite: ir.Value, aside: frozenset[ir.Node]) -> set[ir.Value]:
     """Return the unscaled gradients with a complete finite check."""
-    assert roles.all_finite is not None
-    nodes = tuple(graph)
-    degrees, _ = scale_degrees(nodes, roles.scale, aside)
+    nodes = tuple(pair.step.graph)
+    degrees, _ = scale_degrees(nodes, pair.step.scale.value, aside)
     unscaling = (node for node in nodes if node not in aside and not reads_shape(node))
     unscaling = (n for n in unscaling if any(degrees.get(v, 0) not in (0, ZERO) for v in inputs_of(n)))
     quotients = {v for node in unscaling for v in node.outputs if degrees.get(v, 0) == 0 and is_float(v)}
-    return find_tested_values(roles.all_finite, frozenset(quotients)) & quotients
+    return find_tested_values(finite, frozenset(quotients)) & quotients
 
 
-def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested: set[ir.Value]) -> Iterator[str]:
+def _unchecked(pair: Pair, aside: frozenset[ir.Node], tested: set[ir.Value]) -> Iterator[str]:
     """Find the outputs and writes that the scale reaches on paths without a checked gradient, and lost overflows."""
-    for value, loss in find_lost((node for node in graph if node not in aside), roles.scale, tested).items():
+    graph, scale = pair.step.graph, pair.step.scale.value
+    for value, loss in find_lost((node for node in graph if node not in aside), scale, tested).items():
         yield f"an overflow may not reach the check of {value.name!r}: {loss}"
-    reached = reach_unchecked(graph, roles.scale, tested, aside)
+    reached = reach_unchecked(graph, scale, tested, aside)
     for value in graph.outputs:
-        if value in reached and value is not roles.scaled_loss:
+        if value in reached and value is not pair.scaled_loss:
             yield f"output {value.name!r} depends on a gradient that the finite check may miss"
     for node in nodes_with(graph, Trait.ACCUMULATOR):
         written = node.inputs[1]
@@ -177,12 +183,12 @@ def _unchecked(graph: ir.Graph, roles: Roles, aside: frozenset[ir.Node], tested:
             yield f"{node_name(node)!r} writes a gradient that the finite check may miss"
 
 
-def _guards(pair: Pair, roles: Roles) -> Iterator[str]:
-    graph = pair.scaled.graph
+def _guards(pair: Pair, finite: ir.Value) -> Iterator[str]:
+    graph = pair.step.graph
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
     written = {node.inputs[0].name: node for node in nodes_with(graph, Trait.ACCUMULATOR) if node.inputs[0] is not None}
-    steps = _Steps(pair, roles)
+    steps = _Steps(pair, finite)
     for state, output in pair.states.items():
         if state in pair.kept:
             continue
@@ -198,16 +204,16 @@ def _guards(pair: Pair, roles: Roles) -> Iterator[str]:
         if reason is not None:
             yield f"the state {state!r} is not guarded: {reason}"
     for name, node in written.items():
-        if name not in roles.following:
+        if name not in pair.following:
             yield f"{node_name(node)!r} writes {name!r}, which is no state of the original (--update OUT={name})"
     for node, value in _find_unprotected_operands(graph):
         yield f"{node_name(node)!r} may overwrite {value.name!r} whether the step is applied or not"
 
 
-def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: frozenset[ir.Node]) -> Iterator[str]:
+def _rule(pair: Pair, finite: ir.Value, rule: frozenset[ir.Node], ordering: frozenset[ir.Node]) -> Iterator[str]:
     """Find faults of the update rule, which must read only its own state and the flag, and have no other readers."""
-    assert roles.all_finite is not None
-    given, aside = {roles.all_finite, *roles.scale_states.values()}, rule | ordering
+    graph, scale = pair.step.graph, pair.step.scale
+    given, aside = {finite, *scale.states.values()}, rule | ordering
     for node in graph:
         if node not in rule or node in ordering or node.op_type.startswith("InPlaceAccumulator"):
             continue
@@ -216,16 +222,16 @@ def _rule(graph: ir.Graph, roles: Roles, rule: frozenset[ir.Node], ordering: fro
                 yield f"the update rule reads {value.name!r} at {node_name(node)!r}"
         for value in node.outputs:
             others = [use.node for use in uses_of(value) if use.node not in aside]
-            if value is not roles.stuck and others:
+            if value is not scale.stuck and others:
                 yield f"{node_name(others[0])!r} reads {value.name!r} of the update rule"
-    for role, state in roles.scale_states.items():
+    for role, state in scale.states.items():
         write = next((n for n in nodes_with(graph, Trait.ACCUMULATOR) if n.inputs[0] is state), None)
-        if role not in roles.next_values:
+        if role not in scale.next:
             yield f"{state.name!r} has no next value"
         elif write is not None and not assigns(write):
             yield f"{node_name(write)!r} does not assign to {state.name!r}"
-    if not any(roles.all_finite in node.inputs for node in rule):
-        yield f"the update rule does not read {roles.all_finite.name!r}"
+    if not any(finite in node.inputs for node in rule):
+        yield f"the update rule does not read {finite.name!r}"
 
 
 def _coverage(pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradiction: str) -> Check:
@@ -249,11 +255,12 @@ def _coverage(pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradicti
 class _Steps:
     """The outcomes of a skipped step and of applied steps; a policy may accept a step that is stuck non-finite."""
 
-    def __init__(self, pair: Pair, roles: Roles) -> None:
-        assert roles.all_finite is not None
-        accepts = isinstance(pair.policy, DynamicLossScale) and pair.policy.rule.on_stuck == "accept"
-        flags = [roles.all_finite, *([roles.stuck] if accepts and roles.stuck is not None else [])]
-        graph, states = pair.scaled.graph, [*pair.scaled.graph.inputs, *pair.scaled.graph.initializers.values()]
+    def __init__(self, pair: Pair, finite: ir.Value) -> None:
+        accepts = (
+            isinstance(pair.step.scale.policy, DynamicLossScale) and pair.step.scale.policy.rule.on_stuck == "accept"
+        )
+        flags = [finite, *([pair.step.scale.stuck] if accepts and pair.step.scale.stuck is not None else [])]
+        graph, states = pair.step.graph, [*pair.step.graph.inputs, *pair.step.graph.initializers.values()]
         self._skipped = Outcomes(graph, dict.fromkeys(flags, False), states)
         self._applied = [Outcomes(graph, {each: each is flag for each in flags}, states) for flag in flags]
         self._pair = pair

@@ -12,9 +12,10 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import SKIPPED, TRANSLATION, UNPROVED, Check
-from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.stamp import read_stamp
 from graphscale.policy.dynamic_rule import ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
+from graphscale.step.training_step import Step
 
 __all__ = ["compare_part", "compare_translation", "state_faults"]
 
@@ -35,14 +36,14 @@ def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, 
     starts = _trained_faults(translation, pair) if trained else translation.starts.values()
     return [
         graph,
-        Check.proved("initial values", starts, f"{len(pair.scaled.graph.inputs)} inputs"),
-        Check.proved("metadata of the scaling", translation.metadata, f"of graphscale {pair.stamp.version}"),
+        Check.proved("initial values", starts, f"{len(pair.step.graph.inputs)} inputs"),
+        Check.proved("metadata of the scaling", translation.metadata, f"of graphscale {pair.step.stamp.version}"),
     ]
 
 
 def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
     """Yield initial values that no session can have written."""
-    names, values = translation.stamp.names, {value.name: value for value in pair.scaled.graph.inputs}
+    names, values = translation.stamp.names, {value.name: value for value in pair.step.graph.inputs}
     carried = {*translation.stamp.carried}
     for name, difference in translation.starts.items():
         value = values.get(name)
@@ -51,7 +52,7 @@ def _trained_faults(translation: Translation, pair: Pair) -> Iterator[str]:
         if name not in carried or not is_fit:
             yield difference
     tensors = {role: values[name].const_value for role, name in names.items() if name in values}
-    yield from state_faults(pair.policy, {role: t.numpy() for role, t in tensors.items() if t is not None})
+    yield from state_faults(pair.step.scale.policy, {role: t.numpy() for role, t in tensors.items() if t is not None})
 
 
 def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
@@ -64,8 +65,9 @@ def state_faults(policy: LossScale, arrays: Mapping[str, Any]) -> Iterator[str]:
             yield f"the initial state of the loss scale is out of the policy's range: {fault}"
 
 
-def compare_part(found: ir.Model, name: str, stamp: Stamp, expected: ir.Model, version: str) -> list[Check]:
+def compare_part(step: Step, name: str, expected: ir.Model, version: str) -> list[Check]:
     """Return the checks of one of several models: nodes, initial values, metadata, and their common version."""
+    found, stamp = step.model, step.stamp
     same = compare_models(found, expected, f"the graph of {name}")
     wanted = read_stamp(expected.metadata_props, f"the expected {name}")
     what = f"{len(same.nodes)} nodes, each the original's or an inserted piece"

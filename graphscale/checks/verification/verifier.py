@@ -21,7 +21,7 @@ from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measurements, Progress, measure
 from graphscale.checks.verification.numeric import replay as replay_case
-from graphscale.checks.verification.pair import find_roles, open_pair
+from graphscale.checks.verification.pair import check_names, open_pair
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, VerifyReport
@@ -141,19 +141,19 @@ def verify(
     if case is None:
         found.checks += compare_translation(translation, pair, numeric=numeric, trained=trained)
     try:
-        parts = find_roles(pair)
+        check_names(pair)
     except VerifyError as error:
         if case is not None:
             raise VerifyError(f"the case cannot be run again: {error}") from error
         return VerifyReport((*found.checks, Check("named values", FAILS, str(error), True)), pair.notes)
     if case is not None:
-        with contextlib.closing(Bench(pair, parts, providers)) as bench:
+        with contextlib.closing(Bench(pair, providers)) as bench:
             replay_case(found, bench, case)
     else:
         progress("proving the scaled graph", 0, 0)
         found.checks += [
             Check(each.name, SKIPPED, each.detail, True) if numeric and each.status == UNPROVED else each
-            for each in prove_again(pair, parts)
+            for each in prove_again(pair)
         ]
     if case is None and derivatives:
         progress("comparing gradients with slopes", 0, 0)
@@ -165,7 +165,7 @@ def verify(
             with contextlib.suppress(VerifyError):
                 others = Feeder(*drawn, size=SIZE + 3)
         try:
-            with contextlib.closing(Bench(pair, parts, providers)) as bench:
+            with contextlib.closing(Bench(pair, providers)) as bench:
                 measure(found, bench, feeder, others, runs=runs, seed=seed)
         except VerifyError as error:
             if all(check.status in (HOLDS, SKIPPED) for check in found.checks):

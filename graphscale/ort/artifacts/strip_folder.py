@@ -13,10 +13,11 @@ from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, read_checkpoint
 from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.damage import name_damage
-from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.graph.stamp import is_scaled
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_parameters
 from graphscale.ort.artifacts.scale_folder import write_artifacts
 from graphscale.policy.names import ScaledValue
+from graphscale.step.scaled_step import read
 from graphscale.stripping import is_rewritten, strip_model
 
 __all__ = ["strip_artifacts"]
@@ -69,9 +70,8 @@ def _states(training: ir.Model, name: str) -> set[str]:
     """Return the frozen parameters with the state of the loss scale."""
     if not is_scaled(training):
         return set()
-    names = read_stamp(training.metadata_props, name).names
-    inputs = {value.name for value in training.graph.inputs}
-    return {value for role, value in names.items() if role != ScaledValue.LOSS and value in inputs}
+    named = read(training, name).named.items()
+    return {value.name or "" for role, value in named if role != ScaledValue.LOSS and value.is_graph_input()}
 
 
 def _without(checkpoint: Checkpoint, states: set[str]) -> Checkpoint:

@@ -50,24 +50,6 @@ from graphscale.targets import Target
 __all__ = ["initial_states", "scale_training_model"]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Windows:
-    """The loss scale in windows of accumulated gradients.
-
-    Attributes:
-        loss_scale: the scale throughout the present window.
-        states: the state by its role, graph inputs without initializers, float32 scalars; none for a fixed scale.
-        all_finite: a scalar bool value, true if all gradients accumulated so far in the window are finite; None for a
-            fixed scale.
-        carried: the carried state, written in place.
-    """
-
-    loss_scale: ir.Value
-    states: dict[ScaledValue, ir.Value]
-    all_finite: ir.Value | None
-    carried: tuple[Carried, ...] = ()
-
-
 def scale_training_model(
     artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
 ) -> tuple[dict[str, float], dict[str, str], Report]:
@@ -94,24 +76,23 @@ def scale_training_model(
     taken = {*checkpoint.parameters, *ir.convenience.create_value_mapping(artifacts.models[EVAL_MODEL].graph)}
     editor = step.editor
     assert editor is not None
-    windows = _add_windows(step, editor, taken)
+    step, window_finite = _add_windows(step, editor, taken)
     written = list[Carried | None]()
     if step.all_finite is not None:
         guard, finite = GuardUpdates.builder(editor), step.all_finite
         for node in statistics:
             written += (guard_written_input(guard, node, i, o, finite) for i, o in written_inputs(node).items())
         model.graph.sort()
-    step = dataclasses.replace(step, carried=(*windows.carried, *filter(None, written)))
+    step = dataclasses.replace(step, carried=(*step.carried, *filter(None, written)))
     order_writes(OrderWrites.builder(editor))
-    scale, loss_value = windows.loss_scale, step.loss
-    prove_step(step, scale, scale_nodes(model.graph))
-    if windows.all_finite is not None:
-        own, finite = scale_nodes(model.graph), windows.all_finite
-        prove(model.graph, scale, loss_value, checked=step.checked, all_finite=finite, rule_nodes=own)
+    scale, own = step.scale.value, scale_nodes(model.graph)
+    prove_step(step, own)
+    if window_finite is not None:
+        prove(model.graph, scale, step.loss, checked=step.checked, all_finite=window_finite, rule_nodes=own)
     report = complete_report(step, model.graph, nodes_before)
-    names = {role.value: value.name or "" for role, value in windows.states.items()}
+    names = {role.value: value.name or "" for role, value in step.scale.states.items()}
     states = {names[role]: number for role, number in initial_states(policy).items()}
-    return states, {ScaledValue.LOSS.value: loss_value.name or "", **names}, report
+    return states, {ScaledValue.LOSS.value: step.loss.name or "", **names}, report
 
 
 def _describe_gradients(graph: ir.Graph) -> None:
@@ -147,7 +128,7 @@ def _check_accumulated(step: Step, trainable: Collection[str], name: str) -> Non
             )
 
 
-def _add_windows(step: Step, editor: Editor, taken: Collection[str]) -> _Windows:
+def _add_windows(step: Step, editor: Editor, taken: Collection[str]) -> tuple[Step, ir.Value | None]:
     """Run the update rule at the beginning of a window, on the state of the last window.
 
     Before: `fc_grad = Div(fc_grad.scaled, current_loss_scale)`
@@ -165,10 +146,14 @@ def _add_windows(step: Step, editor: Editor, taken: Collection[str]) -> _Windows
         step: the step, with a loss scale and unscaled gradients.
         editor: the editor of its graph.
         taken: the names in the eval model and the checkpoint, which the state must not get.
+
+    Returns:
+        the step, with the scale throughout the present window and all state, graph inputs without initializers; a
+        scalar bool value, true if all gradients accumulated so far in the window are finite, None for a fixed scale.
     """
     bound, policy = step.scale, step.scale.policy
     if not isinstance(policy, DynamicLossScale):
-        return _Windows(bound.value, {}, None)
+        return step, None
     if policy.rule.on_stuck == "accept":
         raise InvalidLossScaleError(
             'on_stuck="accept" has no effect in a training session, whose optimizer model sees the gradients '
@@ -189,7 +174,8 @@ def _add_windows(step: Step, editor: Editor, taken: Collection[str]) -> _Windows
     following = editor.builder("accumulation-window").cast(decision, ir.DataType.FLOAT, name=f"{finite.name}.next")
     carried.append(carry(build, finite, following, STATE_OF_SCALE, in_place=True, guarded=False))
     editor.graph.sort()
-    return _Windows(scale, states, decision, tuple(carried))
+    window = dataclasses.replace(bound, value=scale, states=states)
+    return dataclasses.replace(step, scales=(window,), carried=tuple(carried)), decision
 
 
 def _make_plain(editor: Editor, state: ir.Value, taken: Collection[str]) -> None:

@@ -28,7 +28,7 @@ def named(values: dict[str, str]) -> dict[str, str]:
 
 
 def degrees(context: DrawingContext) -> dict[str, str]:
-    return {v.name: degree_of(context, v) for node in context.model.graph for v in node.outputs if v.name}
+    return {v.name: degree_of(context, v) for node in context.step.graph for v in node.outputs if v.name}
 
 
 @pytest.mark.sample(2)
@@ -36,15 +36,15 @@ def degrees(context: DrawingContext) -> dict[str, str]:
 def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
     scaled = make_context(scaled_model(name).clone(), name)
     assert not scaled.unclear
-    assert scaled.scale is not None and scaled.loss is not None
+    assert scaled.scale is not None
     rule = {"update-loss-scale", "order-writes"}
     rule_nodes = frozenset(node for node, mark in scaled.passes.items() if mark in rule)
-    proved = prove(scaled.model.graph, scaled.scale, scaled.loss, rule_nodes=rule_nodes)
-    assert scaled.degrees == proved
+    proved = prove(scaled.step.graph, scaled.scale, scaled.step.loss, rule_nodes=rule_nodes)
+    assert scaled.step.degrees == proved
     # Before scaling, a value has the degree that it has afterwards.
     unscaled = make_context(ir.load(MODELS / f"{name}.onnx"), name)
     before, after = degrees(unscaled), degrees(scaled)
-    moved = {v.name for v in unscaled.model.graph.outputs} | {place.value.name for place in unscaled.places}
+    moved = {v.name for v in unscaled.step.graph.outputs} | {place.value.name for place in unscaled.step.places}
     shared = (before.keys() & after.keys()) - moved
     assert len(shared) >= 0.6 * len(before)
     assert {n: before[n] for n in shared} == {n: after[n] for n in shared}
@@ -54,7 +54,7 @@ def test_degrees_are_those_of_the_proof_and_of_the_plan(name: str) -> None:
 def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
     model = model_files.from_proto(cross_entropy())
     context = make_context(model, "the model")
-    [place] = context.places
+    [place] = context.step.places
     assert place.edge is None and place.value.producer() is not None
     found = degrees(context)
     assert {name for name, degree in found.items() if degree == "1"} == {place.value.name, "dw"}
@@ -66,7 +66,7 @@ def test_a_value_that_the_scale_would_enter_at_has_it_for_all_readers() -> None:
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) -> None:
     scene = scene_of(name, scaled=False)
-    found = analyse(scene.context.model.graph)
+    found = analyse(scene.context.step.graph)
     boxes = [box for box in scene.boxes if box.output is None]
     leaving = {box for box in boxes if "leaves" in box.badges}
     assert leaving == {boxes[scene.box_of[v.producer()]] for v in found.gradients if v.producer() is not None}
@@ -86,7 +86,7 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
 @pytest.mark.parametrize("whole", [True, False])
 def test_every_node_is_in_one_box(name: str, scaled: bool, whole: bool) -> None:
     scene = scene_of(name, scaled=scaled, whole=whole)
-    graph = scene.context.model.graph
+    graph = scene.context.step.graph
     drawn = [node for box in scene.boxes for node in box.nodes]
     assert len(drawn) == len(set(drawn))
     assert set(drawn) == {node for node in graph if node.op_type != "Constant"}
@@ -102,14 +102,16 @@ def test_every_node_is_in_one_box(name: str, scaled: bool, whole: bool) -> None:
         assert len(place.nodes) == 1
     else:
         assert any("enters" in box.badges and len(box.nodes) == 1 for box in scene.boxes)
-    assert sum(box.output is scene.context.loss for box in scene.boxes) == scene.context.loss.is_graph_output()
+    assert (
+        sum(box.output is scene.context.step.loss for box in scene.boxes) == scene.context.step.loss.is_graph_output()
+    )
 
 
 def test_links_carry_what_nodes_read() -> None:
     scene = scene_of("pytorch/mlp_momentum", scaled=True)
     read = {
         (producer, node)
-        for node in scene.context.model.graph
+        for node in scene.context.step.graph
         for value in node.inputs
         if value is not None and (producer := value.producer()) is not None
     }
@@ -123,7 +125,7 @@ def test_links_carry_what_nodes_read() -> None:
         [giver] = scene.boxes[link.source].nodes
         read_by = scene.boxes[link.target]
         values = [v for v in giver.outputs if v is read_by.output or v in [i for n in read_by.nodes for i in n.inputs]]
-        assert (link.degree == 1) == any(scene.context.degrees.get(value) == 1 for value in values)
+        assert (link.degree == 1) == any(scene.context.step.degrees.get(value) == 1 for value in values)
 
 
 def test_before_scaling_links_end_where_the_scale_would_come_out() -> None:
@@ -189,7 +191,7 @@ def test_sampled_gradients_keep_their_boxes_to_the_end() -> None:
 def test_subgraphs_and_functions_are_counted_in_their_boxes() -> None:
     scene = scene_of("pytorch/mlp_momentum", scaled=True)
     update = next(i for i, box in enumerate(scene.boxes) if box.title == "UpdateLossScale")
-    function = next(iter(scene.context.model.functions.values()))
+    function = next(iter(scene.context.step.model.functions.values()))
     assert scene.boxes[update].subtitle == f"{len(function)} nodes inside"
     assert sum(count for _, count in list_facts(scene)[update]["ops"]) == len(function)
 
