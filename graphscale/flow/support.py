@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -25,12 +26,14 @@ class SupportDomain(Domain[int]):
 
     Args:
         stop: values that count as independent.
+        sources: `{source: its bit}`, computed values among them.
     """
 
     default = 0
 
-    def __init__(self, stop: Container[ir.Value] = ()) -> None:
+    def __init__(self, stop: Container[ir.Value] = (), sources: Mapping[ir.Value, int] = MappingProxyType({})) -> None:
         self._stop = stop
+        self._sources = sources
 
     def transfer(self, node: ir.Node, operands: Sequence[int]) -> Sequence[int]:
         sources = functools.reduce(operator.or_, operands, 0)
@@ -46,7 +49,7 @@ class SupportDomain(Domain[int]):
         return element | condition
 
     def write(self, value: ir.Value, element: int) -> int:
-        return 0 if value in self._stop else element
+        return self._sources.get(value, 0) | (0 if value in self._stop else element)
 
 
 def reach(
@@ -63,7 +66,8 @@ def reach(
         stop: values to leave out, with the paths through them.
         functions: the model-local functions.
     """
-    flow = Flow(SupportDomain(stop), dict.fromkeys(sources, 1), functions)
+    bits = dict.fromkeys(sources, 1)
+    flow = Flow(SupportDomain(stop, bits), bits, functions)
     flow.visit_all(nodes)
     return {value for value, element in flow.elements.items() if element}
 

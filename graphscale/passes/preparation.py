@@ -45,10 +45,12 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
         from graphscale.graph.inference import complete_types
 
         complete_types(model)
-    if any(value.dtype is None for node in model.graph for value in node.outputs):
-        for value, dtype in dtypes_of(model.graph.all_nodes()).items():
-            if value.dtype is None and not dtype.is_floating_point():
-                value.dtype = dtype  # a value of an unknown dtype may be scaled
+    results = [value for node in model.graph for value in node.outputs]
+    if any(value.dtype is None for value in results):
+        known = dtypes_of(model.graph.all_nodes())
+        for value in results:
+            if value.dtype is None and value in known and not known[value].is_floating_point():
+                value.dtype = known[value]  # a value of an unknown dtype may be scaled
     fused = _find_hidden_gradients(model, hints)
     if fused:
         from graphscale.passes.split_gemm import SplitGemm
@@ -67,7 +69,7 @@ def _find_hidden_gradients(model: ir.Model, hints: Hints) -> list[ir.Node]:
     try:
         missed = understand(model, hints, asking=False).coverage.missed
     except GraphscaleError:
-        return []  # the analysis of the whole step raises it again
+        return fused  # the analysis of the split step may raise it again
     return [node for node in fused if node in missed]
 
 

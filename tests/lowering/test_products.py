@@ -122,7 +122,8 @@ def both(
     model: onnx.ModelProto, policy: gs.LossScale, weight: np.ndarray
 ) -> tuple[gs.Session, gs.Session, Counter[tuple[str | None, str]]]:
     """A plain session, one that bounds every gradient, and the nodes that lowering added."""
-    result = gs.scale(model, policy, updates={"w_next": "w"})
+    gradients = [value.name for value in model.graph.output if value.name == "dw"]
+    result = gs.scale(model, policy, updates={"w_next": "w"}, roles={"gradients": gradients})
     plain, lowered, nodes = plain_and_lowered(result, {"w": weight})
     assert nodes["bound-gradients", "If"] == 1
     return plain, lowered, nodes

@@ -190,7 +190,8 @@ def _answered(
             f"{facts.held(output)[other]:g} times, and no other input of its type; correct it, or {remedy}"
         )
     # A gradient that the next step compares with its own is state.
-    places = (o for o in facts.outputs if o in chosen and o not in found and not gradients.remembers(o))
+    places = [o for o in facts.outputs if o in chosen and o not in found]
+    places = [o for o in places if not any(gradients.meets(o, value) for value in facts.inputs_like(o))]
     return found | {output: Assigned(Role.GRADIENT, answers.evidence(output.name)) for output in places}
 
 

@@ -28,7 +28,7 @@ def widest_pattern(
 ) -> dict[ir.Value, ir.Value]:
     """Return the pairs of the pattern that names the most pairs; of equal ones, the most learnt, then the shortest.
 
-    A single pair that is not learnt could be a coincidence.
+    A single pair could be a coincidence, unless it is learnt, and one of its names is a part of the other.
 
     Args:
         candidates: for each output, the inputs whose next value it may be.
@@ -44,7 +44,8 @@ def widest_pattern(
         pairs = {o: v for o, v in named.items() if v is not None and v is not o}
         counted = [o for o in shown if o in pairs]
         rank = (len(counted), sum(map(is_learnt, counted)), -sum(map(len, pattern)))
-        if rank > best[0]:
+        is_extension = not any(pattern[::2]) or not any(pattern[1::2])
+        if rank > best[0] and (len(counted) > 1 or is_extension):
             best = rank, pairs
     return best[1] if sum(best[0][:2]) > 1 else {}
 

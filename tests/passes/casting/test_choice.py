@@ -335,7 +335,7 @@ def test_several_results_in_and_out() -> None:
     """Both halves of a split are low; one of them is also an output, the other read by the loss."""
     layer = "top, rest = Split<axis = 0, num_outputs = 2>(h) joined = Concat<axis = 0>(rest, top) a = Tanh(joined)"
     model = step("shown = Exp(rest)", layer=layer, outputs="float[4,5] dw1, float[4,5] top, float[4,5] shown")
-    result = cast(model)
+    result = cast(model, roles={"metrics": ["top", "shown"]})
     assert ops(result)["Split"] == (1, 0)
     dtypes = dtypes_in(result.model)
     assert (dtypes["top"], dtypes["rest"], dtypes["rest.float"]) == (FLOAT, FLOAT16, FLOAT)
