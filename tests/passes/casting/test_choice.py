@@ -335,12 +335,13 @@ def test_several_results_in_and_out() -> None:
     """Both halves of a split are low; one of them is also an output, the other read by the loss."""
     layer = "top, rest = Split<axis = 0, num_outputs = 2>(h) joined = Concat<axis = 0>(rest, top) a = Tanh(joined)"
     model = step("shown = Exp(rest)", layer=layer, outputs="float[4,5] dw1, float[4,5] top, float[4,5] shown")
-    result = cast(model, roles={"metrics": ["top", "shown"]})
+    roles = {"metrics": ["top", "shown"]}
+    result = cast(model, roles=roles)
     assert ops(result)["Split"] == (1, 0)
     dtypes = dtypes_in(result.model)
     assert (dtypes["top"], dtypes["rest"], dtypes["rest.float"]) == (FLOAT, FLOAT16, FLOAT)
     feeds = feeds_for(model)
-    emulated, _ = run_once(gs.autocast(model, emulate=True).model, feeds)
+    emulated, _ = run_once(gs.autocast(model, emulate=True, roles=roles).model, feeds)
     h = rounded(rounded(feeds["x"], "float16") @ rounded(feeds["w1"], "float16"), "float16")
     np.testing.assert_array_equal(emulated["top"], h[:4])
     np.testing.assert_allclose(emulated["shown"], np.exp(h[4:]), rtol=1e-6)
