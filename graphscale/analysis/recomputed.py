@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.flow.interpreter import Flow, bodies_of
+from graphscale.flow.interpreter import Flow, has_bodies
 from graphscale.flow.term import Term, TermDomain
 from graphscale.graph.numbering import Part
 from graphscale.graph.values import inputs_of
@@ -65,7 +65,7 @@ def _evaluate(flow: Flow[Term], domain: TermDomain, part: Part, origins: Mapping
         known = flow.of(value)
         return domain.source(value) if known is None else known
 
-    if not bodies_of(node):
+    if not has_bodies(node):
         flow.elements.update((value, term(origins[value])) for value in inputs_of(node) if value in origins)
         flow.visit(node)
     elif operands:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from graphscale.graph.values import captured_values, operands_of, subgraphs
 from graphscale.graph.walks import carried_by
 
-__all__ = ["Body", "Domain", "Flow", "bodies_of", "flatten", "run"]
+__all__ = ["Body", "Domain", "Flow", "bodies_of", "flatten", "has_bodies", "run"]
 
 E = TypeVar("E")
 
@@ -199,6 +199,11 @@ def _call(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function])
     return functions.get(node.op_identifier()) if functions else None
 
 
+def has_bodies(node: ir.Node) -> bool:
+    """Return whether a node has bodies that the interpreter knows."""
+    return not node.domain and node.op_type in ("If", "Loop", "Scan") and bool(subgraphs(node))
+
+
 def bodies_of(
     node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function] = MappingProxyType({})
 ) -> Sequence[Body]:
@@ -207,13 +212,11 @@ def bodies_of(
     if function is not None:
         pairs = [(i, value) for i, value in enumerate(function.inputs) if i < len(node.inputs)]
         return [Body(function.inputs, function.outputs, function, pairs, leaving=function.outputs)]
-    graphs = subgraphs(node)
-    if not graphs or node.domain:
+    if not has_bodies(node):
         return ()
+    graphs = subgraphs(node)
     if node.op_type == "If":
         return [Body((), body.outputs, body, leaving=body.outputs) for body in graphs]
-    if node.op_type not in ("Loop", "Scan"):
-        return ()
     (body,), (first, count, ahead) = graphs, carried_by(node)
     # The condition of a Loop is carried as well; the number of the round is a new number.
     inputs = [(i, value) for i, value in enumerate(body.inputs) if (i > 0 or ahead == 0) and i < len(node.inputs)]
