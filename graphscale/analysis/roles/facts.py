@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -61,7 +61,9 @@ class Facts:
         self._by_type: dict[Type, list[ir.Value]] = {}
         for value in self.holders:
             self._by_type.setdefault(type_of(value), []).append(value)
-        self._untyped = [kind for kind in self._by_type if None in kind]
+        self._gradients: dict[Type, list[ir.Value]] = {}
+        for value in plan.unscaled:
+            self._gradients.setdefault(type_of(value), []).append(value)
 
     def _stored(self) -> Iterator[ir.Value]:
         """Yield the initializers that may hold state."""
@@ -76,10 +78,7 @@ class Facts:
 
     def inputs_like(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers of a value's type."""
-        kind = type_of(value)
-        kinds: Iterable[Type] = self._by_type if None in kind else (kind, *self._untyped)
-        fitting = (each for kind in kinds for each in self._by_type.get(kind, ()))
-        return [each for each in fitting if same_type(value, each)]
+        return _of_type(self._by_type, value)
 
     def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
         held = find_coefficients(output, self._sources, factors, _HANDS_ON)
@@ -122,7 +121,7 @@ class Facts:
         return any(same_type(gradient, value) for gradient in self.plan.unscaled)
 
     def _takes_gradient(self, output: ir.Value) -> bool:
-        gradients = [value for value in self.plan.unscaled if same_type(value, output)]
+        gradients = _of_type(self._gradients, output)
         return bool(gradients and find_coefficients(output, gradients, possible_factors(self.factors), least=0.0))
 
     def is_ignored(self, value: ir.Value) -> bool:
@@ -204,6 +203,14 @@ class Dependence:
 
     def _chosen(self, mask: int) -> set[ir.Value]:
         return {value for i, value in enumerate(self._inputs) if mask >> i & 1}
+
+
+def _of_type(groups: Mapping[Type, Sequence[ir.Value]], value: ir.Value) -> list[ir.Value]:
+    """Return the members of groups by type that have the type of a value, as far as it is known."""
+    kind = type_of(value)
+    others = groups if None in kind else (each for each in groups if None in each and each != kind)
+    found = () if None in kind else groups.get(kind, ())
+    return [*found, *(each for other in others for each in groups[other] if same_type(value, each))]
 
 
 def _is_selected_zero(value: ir.Value) -> bool:
