@@ -19,7 +19,6 @@ import google.protobuf.message
 from graphscale.errors import ModelFileError, OutputError
 from graphscale.files.descriptors import descriptor_of, send
 from graphscale.files.model_size import parse_model
-from graphscale.files.training_info import ROLES_KEY
 
 __all__ = [
     "MARK_KEY",
@@ -330,6 +329,8 @@ def _is_same(target: Path, path: Path) -> bool:
 
 def _is_own(path: Path) -> bool:
     """Return whether graphscale wrote a file; an empty file counts, since it holds nothing to lose."""
+    from graphscale.files.training_info import ROLES_KEY  # with onnx_ir, which the command line loads later
+
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_ENDS)

@@ -14,7 +14,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.roles.answers import roles_schema
-from graphscale.files.writing import MARK_KEY, ROLES_KEY
+from graphscale.files.training_info import ROLES_KEY
+from graphscale.files.writing import MARK_KEY
 from graphscale.graph.marks import PASS_KEY, WAS_FLOAT
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.stamp import SPLIT_KEY, Stamp
