@@ -72,7 +72,7 @@ def choose_losses(
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError,
             UnsupportedModelError: no set of the candidates has a backward pass that can be scaled.
     """
-    if len(candidates) > _MOST_LOSSES:
+    if len(candidates) > _MOST_LOSSES and not named:
         raise LossError(f"{len(candidates)} outputs could be the loss, too many to try; name it with --loss")
     solutions, failures = _solve_sets(candidates, solve, tuple(named))
     errors = [*failures.items()]
