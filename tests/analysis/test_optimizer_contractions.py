@@ -256,5 +256,5 @@ def test_a_rate_by_moments_and_weights() -> None:
     content, truth = pack.read("optax-momo.square")
     model = onnx.load_from_string(content)
     report = gs.inspect(model)
-    assert trial.judge("optax-momo.square", model, report, truth).outcome == "right"
+    assert trial.judge("optax-momo.square", model, report, truth).outcome == "asked, proposal right"
     assert (report.contractions, report.missed) == (8, ())
