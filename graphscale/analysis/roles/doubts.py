@@ -45,7 +45,7 @@ class Matched:
 
     @property
     def pairs(self) -> dict[ir.Value, ir.Value]:
-        """The certain pairs that nobody named."""
+        """The certain pairs by evidence alone, without those that the user named."""
         return {o: a.pair for o, a in self.outputs.items() if a.pair is not None and a.certain and not a.is_named}
 
     def left_like(self, output: ir.Value) -> list[ir.Value]:

@@ -31,7 +31,7 @@ _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
 
 
 class Facts:
-    """The inputs, stored values and outputs of a main graph, and what outputs hold.
+    """The inputs, stored values and outputs of a main graph, and the contents of outputs.
 
     Args:
         topology: the topology of the graph, for its loss.

@@ -127,7 +127,7 @@ class Coverage:
 
 
 def _cause(kind: Fate, effects: Survival, lost: Mapping[Fate, Loss]) -> Loss | None:
-    """Return the loss of what a kind of number becomes in a node: the kind itself first, as a sum keeps infinity."""
+    """Return the loss of a kind of number in a node: the kind itself first, as a sum keeps infinity."""
     fate = effects.through(kind)
     loss = next((lost[each] for each in (kind, *KINDS) if each in lost and each in fate), None)
     # Infinity that may meet NaN is lost with it; infinity times zero is lost itself.
