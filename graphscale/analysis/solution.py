@@ -72,8 +72,13 @@ class Solution:
 
     @functools.cached_property
     def forward_places(self) -> tuple[Place, ...]:
-        """The places at values of a forward pass: they depend on data, but on no tail of a loss and no target."""
+        """The places at values of a forward pass: they depend on data, but on no tail of a loss and no target.
+
+        A place that the user named is none.
+        """
         topology = self.topology
+        if self.solver.seed is not None:
+            return ()
         data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
         return tuple(
             place

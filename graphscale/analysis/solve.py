@@ -48,6 +48,7 @@ class Solver:
         optimizer: contractions that demand no scale: they are part of the optimizer.
 
     Attributes:
+        seed: as given.
         plan: the edits, after `solve`.
         lost: the reason why a value is not linear in the seed: it depends on an unscaled value.
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
@@ -59,7 +60,7 @@ class Solver:
     ) -> None:
         self.topology = topology
         self.plan = Plan()
-        self._seed = seed
+        self.seed = seed
         self._gradients = tuple(gradients)
         self._queue: list[int] = []
         self._queued: set[int] = set()
@@ -87,14 +88,14 @@ class Solver:
         self._is_of_numbers = any(map(is_scalar, wanted))
         for value in self._gradients:
             self.plan.unscale(value).everywhere = True
-        if self._seed is not None:
-            self._enter(Place(operand_at(self._seed), self._seed))
+        if self.seed is not None:
+            self._enter(Place(operand_at(self.seed), self.seed))
         for node in self.cotangents:
             self._enqueue(node)
         for position in self.topology.flat.entries.values():
             self._push(position)
         self._work()
-        if self._seed is None:
+        if self.seed is None:
             self._reach((*self._gradients, *wanted))
         self._unscale_outputs()
         self._prune()
@@ -146,7 +147,7 @@ class Solver:
                 self._visit(node, bodies)
 
     def _visit(self, node: ir.Node, bodies: Sequence[Body]) -> None:
-        if self._seed is None and node in self.cotangents and self._demand(node):
+        if self.seed is None and node in self.cotangents and self._demand(node):
             self._enqueue(node)
             return
         result = self._join(node, bodies) if bodies else self.plan.evaluate(node)
@@ -249,7 +250,7 @@ class Solver:
                 "gradient path, and graphscale has no rule for it; replace it with operators that have one, or name "
                 "the gradient before it with --gradient"
             )
-        if self._seed is None and conflict.others and self._scale_others(conflict):
+        if self.seed is None and conflict.others and self._scale_others(conflict):
             return
         uses = [Use(conflict.node, i) for i in conflict.operands]
         read = self.topology.flat.operand_at

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.errors import AlreadyScaledError, ProofError
+from graphscale.errors import AlreadyScaledError, ProofError, SeedNotFoundError
 from tests.build import feeds_for, parse
 from tests.cases.steps import (
     assert_enters,
@@ -123,6 +123,15 @@ def test_no_backward_pass() -> None:
     with pytest.raises(gs.GraphscaleError, match="differentiate") as caught:
         scale(read("no_backward_pass"))
     assert not isinstance(caught.value, ProofError)
+
+
+def test_the_edge_that_a_refusal_asks_for_is_taken() -> None:
+    model = read("no_backward_pass")
+    for node in model.graph.node:
+        node.name = f"make {node.output[0]}"
+    with pytest.raises(SeedNotFoundError, match="--seed-edge NODE:INDEX"):
+        gs.inspect(model)
+    assert [(place.node, place.input) for place in gs.inspect(model, seed="make g:1").places] == [("make g", 1)]
 
 
 def test_own_scale_in_the_loss() -> None:
