@@ -15,8 +15,7 @@ from graphscale.graph.values import Use, is_source, operand_at, uses_of, values_
 from graphscale.operators import Trait, nodes_with
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.policy.names import Kind, ScaledValue
-from graphscale.step.scale_values import Scale
-from graphscale.step.training_step import UNSCALED, Carried, Quotient, Step
+from graphscale.step.training_step import UNSCALED, Carried, Quotient, Scale, Step
 from graphscale.targets import TARGETS
 
 __all__ = ["read"]

@@ -17,7 +17,7 @@ from graphscale.operators import Trait
 from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.policy.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from graphscale.policy.names import ScaledValue
-from graphscale.step.scale_values import Scale
+from graphscale.step.training_step import Scale
 from graphscale.targets import Target
 
 __all__ = ["add_decision", "add_rule", "add_scale", "refuse_infinite_seed"]
