@@ -135,8 +135,7 @@ def _iterate_sets(candidates: Sequence[ir.Value], solutions: Sequence[Solution],
     if len(candidates) > 1 and not any(_explains(each, candidates) for each in solutions):
         # Losses that are computed by next weights come after those whose gradients move the weights.
         ordered = sorted(candidates, key=lambda loss: len(ancestors([loss])))
-        larger = (losses for losses in _iterate_subsets(ordered, _MOST_SETS) if len(losses) > 1)
-        yield from larger
+        yield from (losses for losses in _iterate_subsets(ordered, _MOST_SETS) if len(losses) > 1)
 
 
 def _iterate_subsets(values: Sequence[ir.Value], most: int) -> Iterator[Losses]:
