@@ -36,6 +36,9 @@ _NO_BACKWARD = (SeedNotFoundError, GradientError)
 _DIFFERENTIATED = "the scalar output that the backward pass differentiates"
 _SAME = "the likeliest one, and each other one leads to the same scaled graph"
 
+# The fitness of a solution without a fault.
+_FITTING = (True, True, 0, 0)
+
 Losses = tuple[ir.Value, ...]
 
 
@@ -172,7 +175,7 @@ def _explains(solution: Solution, candidates: Sequence[ir.Value]) -> bool:
 
 def _fits(solution: Solution, candidates: Sequence[ir.Value]) -> bool:
     """Return whether a solution covers the backward pass: nothing is missed, and the scale enters at seeds."""
-    return _fitness(solution, candidates) == (True, True, 0, 0) and solution.coverage.covered > 0
+    return _fitness(solution, candidates) == _FITTING and solution.coverage.covered > 0
 
 
 def _fitness(solution: Solution, candidates: Sequence[ir.Value]) -> tuple[bool, bool, int, int]:
@@ -221,8 +224,9 @@ class _Choices:
         self.alike = [each.topology.loss for each in _name(equal[names.index(self.best)])[1:]]
 
     def _rank(self, group: Sequence[Solution]) -> _Rank:
-        fitting = [each for each in group if _fits(each, self._candidates)]
-        fitness = max(_fitness(each, self._candidates) for each in group)
+        measured = [(_fitness(each, self._candidates), each) for each in group]
+        fitness = max(each for each, _ in measured)
+        fitting = [each for one, each in measured if one == _FITTING and each.coverage.covered]
         of = fitting or group
         covered, constant = max(each.coverage.covered for each in of), any(each.begins_with_constants for each in of)
         return _Rank(bool(fitting), fitness, covered, constant)
