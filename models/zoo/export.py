@@ -22,7 +22,7 @@ import onnxruntime
 from models.zoo import styles
 from models.zoo.steps import KINDS, Step, is_aside, steps
 
-EXPORTERS = {"pytorch": "torch", "jax": "jax2onnx", "tensorflow": "tf2onnx"}
+EXPORTERS = {"pytorch": "torch", "jax": "jax2onnx", "tensorflow": "tf2onnx", "hand": "onnx"}
 """The package that each exporter needs; one without it is left out."""
 
 
