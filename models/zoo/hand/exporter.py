@@ -22,6 +22,10 @@ from models.zoo.steps import Arrays, Inputs, Outputs, Step, Style, Truth
 
 LITERAL = re.compile(r"(?<=[(, ])(-?\d+\.\d*(?:e-?\d+)?h?|\[-?\d+(?:, ?-?\d+)*\])(?=[,)])")
 BARE = Style(shapes="interface")
+LAYER = "float[6,4] x, float[6,2] y, float[4,2] w"
+SQUARES = """p = MatMul(x, w)  e = Sub(p, y)  s = Mul(e, e)  loss = ReduceMean<keepdims=0>(s)
+    d = Mul(e, 0.16666667)  xt = Transpose<perm=[1, 0]>(x)  g = MatMul(xt, d)"""
+"""The loss of a linear layer, and its gradient `g`."""
 
 
 @dataclass(frozen=True)

@@ -4,26 +4,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from models.zoo.hand.exporter import BARE, written
+from models.zoo.hand.exporter import BARE, LAYER, SQUARES, written
 from models.zoo.steps import PLAIN, Step, Style, kind
 
-SIGNATURE = "float[6,4] x, float[6,2] y, float[4,2] w"
-CORE = """p = MatMul(x, w)  e = Sub(p, y)  s = Mul(e, e)  loss = ReduceMean<keepdims=0>(s)
-    d = Mul(e, 0.16666667)  xt = Transpose<perm=[1, 0]>(x)  g = MatMul(xt, d)"""
 CHECK = {"w": "g"}
 
 
 @kind("fresh-hand-if-guard", "hand")
 def if_guard() -> Iterator[Step]:
     """An If applies the update where the gradient is small, and counts the others; or clips a large one."""
-    skip = f"""({SIGNATURE}, int64 skipped) => (float[4,2] w_next, float loss, int64 skipped_next, float norm) {{ {CORE}
+    skip = f"""({LAYER}, int64 skipped) => (float[4,2] w_next, float loss, int64 skipped_next, float norm) {{ {SQUARES}
         norm = ReduceL2<keepdims=0>(g)  ok = Less(norm, 25.0)  one = Constant<value_int=1>()
         w_next, skipped_next = If (ok) <
           then_branch = yes () => (float[4,2] wa, int64 sa) {{ u = Mul(g, 0.1) wa = Sub(w, u) sa = Identity(skipped) }},
           else_branch = no () => (float[4,2] wb, int64 sb) {{ wb = Identity(w) sb = Add(skipped, one) }}> }}"""
     states = "w:w_next skipped:skipped_next"
     yield written("skip", skip, states=states, metrics="norm", feeds={"skipped": 0}, checks=CHECK)
-    clip = f"""({SIGNATURE}, float lr) => (float loss, float[4,2] w_next) {{ {CORE}
+    clip = f"""({LAYER}, float lr) => (float loss, float[4,2] w_next) {{ {SQUARES}
         norm = ReduceL2<keepdims=0>(g)  large = Greater(norm, 0.5)
         c = If (large) <
           then_branch = yes () => (float[4,2] ca) {{ q = Div(g, norm) ca = Mul(q, 0.5) }},
@@ -35,7 +32,7 @@ def if_guard() -> Iterator[Step]:
 @kind("fresh-hand-if-robust-loss", "hand")
 def if_robust_loss() -> Iterator[Step]:
     """An If gives squared errors while young, absolute ones later, with the seed of the gradient beside the loss."""
-    text = f"""(int64 age, {SIGNATURE}) => (int64 age_next, float loss, float[4,2] w_next) {{
+    text = f"""(int64 age, {LAYER}) => (int64 age_next, float loss, float[4,2] w_next) {{
         p = MatMul(x, w)  e = Sub(p, y)  limit = Constant<value_int=4>()  young = Less(age, limit)
         loss, d = If (young) <
           then_branch = squares () => (float la, float[6,2] da) {{ s = Mul(e, e) la = ReduceMean<keepdims=0>(s)
@@ -52,7 +49,7 @@ def if_robust_loss() -> Iterator[Step]:
 def loop_epochs() -> Iterator[Step]:
     """A Loop takes five steps on one batch; the loss is the last one, or the mean of all, which are a metric."""
     for variant, loss in (("last", "loss = Gather<axis=0>(all, four)"), ("mean", "loss = ReduceMean<keepdims=0>(all)")):
-        text = f"""({SIGNATURE}) => (float[5] all, float[4,2] w_next, float loss) {{
+        text = f"""({LAYER}) => (float[5] all, float[4,2] w_next, float loss) {{
             trips = Constant<value_int=5>()  go = Constant<value = bool {{1}}>()  xt = Transpose<perm=[1, 0]>(x)
             w_next, all = Loop (trips, go, w) <body = one (int64 i, bool on, float[4,2] wi)
               => (bool still, float[4,2] wo, float li) {{
@@ -102,8 +99,8 @@ def functions() -> Iterator[Step]:
 @kind("fresh-hand-early-stop", "hand")
 def early_stop() -> Iterator[Step]:
     """The best loss, the weights that had it, and patience are carried; a stop flag is given, nothing is stopped."""
-    text = f"""({SIGNATURE}, float best, float[4,2] best_w, int64 wait) => (bool stop, float best_next,
-        float[4,2] best_w_next, int64 wait_next, float[4,2] w_next, float loss) {{ {CORE}
+    text = f"""({LAYER}, float best, float[4,2] best_w, int64 wait) => (bool stop, float best_next,
+        float[4,2] best_w_next, int64 wait_next, float[4,2] w_next, float loss) {{ {SQUARES}
         better = Less(loss, best)  best_next = Min(best, loss)  best_w_next = Where(better, w, best_w)
         one = Constant<value_int=1>()  more = Add(wait, one)  zero = Constant<value_int=0>()
         wait_next = Where(better, zero, more)  five = Constant<value_int=5>()  stop = GreaterOrEqual(wait_next, five)
@@ -120,8 +117,8 @@ def running_loss() -> Iterator[Step]:
     its truth is two-sided, the summed and the mean loss of the batch are both right.
     """
     states = "w:w_next total:total_next seen:seen_next smooth:smooth_next"
-    front = f"({SIGNATURE}, float total, float seen, float smooth) => (float seen_next, float[4,2] w_next, float loss, "
-    body = f"""{{ {CORE} n = Constant<value_float=6.0>()  part = Mul(loss, n)  total_next = Add(total, part)
+    front = f"({LAYER}, float total, float seen, float smooth) => (float seen_next, float[4,2] w_next, float loss, "
+    body = f"""{{ {SQUARES} n = Constant<value_float=6.0>()  part = Mul(loss, n)  total_next = Add(total, part)
         seen_next = Add(seen, n)  mean = Div(total_next, seen_next)  sa = Mul(smooth, 0.98)  sb = Mul(loss, 0.02)
         smooth_next = Add(sa, sb)  u = Mul(g, 0.1)  w_next = Sub(w, u) }}"""
     feeds = {"total": 0, "seen": 0, "smooth": 0}
@@ -149,16 +146,16 @@ def merged_adapter() -> Iterator[Step]:
 @kind("fresh-hand-weight-soup", "hand")
 def weight_soup() -> Iterator[Step]:
     """Means of weights and deltas: an equal-weighted soup, a difference for a server, a gossip with two neighbours."""
-    soup = f"""({SIGNATURE}, float[4,2] soup, float count) => (float count_next, float[4,2] soup_next, float loss,
-        float[4,2] w_next) {{ {CORE} u = Mul(g, 0.1)  w_next = Sub(w, u)  count_next = Add(count, 1.0)
+    soup = f"""({LAYER}, float[4,2] soup, float count) => (float count_next, float[4,2] soup_next, float loss,
+        float[4,2] w_next) {{ {SQUARES} u = Mul(g, 0.1)  w_next = Sub(w, u)  count_next = Add(count, 1.0)
         gap = Sub(w_next, soup)  part = Div(gap, count_next)  soup_next = Add(soup, part) }}"""
     states = "w:w_next soup:soup_next count:count_next"
     yield written("soup", soup, states=states, feeds={"count": 1}, checks=CHECK)
-    delta = f"""({SIGNATURE}, float[4,2] server) => (float[4,2] delta, float loss, float[4,2] w_next) {{ {CORE}
+    delta = f"""({LAYER}, float[4,2] server) => (float[4,2] delta, float loss, float[4,2] w_next) {{ {SQUARES}
         away = Sub(w, server)  pull = Mul(away, 0.01)  all = Add(g, pull)  u = Mul(all, 0.1)  w_next = Sub(w, u)
         delta = Sub(server, w_next) }}"""
     yield written("federated", delta, states="w:w_next", metrics="delta", constants="server", checks=CHECK)
-    gossip = f"""({SIGNATURE}, float[2,4,2] neighbours) => (float[4,2] w_next, float loss, float apart) {{ {CORE}
+    gossip = f"""({LAYER}, float[2,4,2] neighbours) => (float[4,2] w_next, float loss, float apart) {{ {SQUARES}
         u = Mul(g, 0.1)  own = Sub(w, u)  near = ReduceSum<keepdims=0>(neighbours, [0])  all = Add(own, near)
         w_next = Div(all, 3.0)  gap = Sub(w_next, own)  apart = ReduceMax<keepdims=0>(gap) }}"""
     yield written("gossip", gossip, states="w:w_next", metrics="apart", checks=CHECK, style=BARE)

@@ -177,15 +177,3 @@ def local_rules() -> Iterator[Step]:
         c_next = Add(c, part) }"""
     roles = {"states": "c:c_next n:n_next", "losses": "", "metrics": "inertia"}
     yield written("k-means", means, **roles, feeds={"n": 1}, style=BARE)
-
-
-@kind("fresh-hand-two-probes", "hand")
-def two_probes() -> Iterator[Step]:
-    """Simultaneous perturbation: the loss at two points makes the slope; no gradient exists. Not to be scaled."""
-    text = """(float[6,4] x, float[6,1] y, float[4,1] flip, float[4,1] w) =>
-        (float high, float low, float[4,1] w_next) {
-        c = Mul(flip, 0.05)  wp = Add(w, c)  wm = Sub(w, c)  pp = MatMul(x, wp)  pm = MatMul(x, wm)  ep = Sub(pp, y)
-        em = Sub(pm, y)  high = ReduceSumSquare<keepdims=0>(ep)  low = ReduceSumSquare<keepdims=0>(em)
-        gap = Sub(high, low)  slope = Mul(gap, 10.0)  g = Mul(flip, slope)  u = Mul(g, 0.001)  w_next = Sub(w, u) }"""
-    feeds = {"flip": np.sign(np.random.randn(4, 1))}
-    yield written("plain", text, states="w:w_next", losses="", metrics="high low", feeds=feeds)

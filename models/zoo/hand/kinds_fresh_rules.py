@@ -4,19 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from models.zoo.hand.exporter import BARE, Written, written
+from models.zoo.hand.exporter import BARE, LAYER, SQUARES, Written, written
 from models.zoo.steps import PLAIN, Step, Style, kind
 
-SIGNATURE = "float[6,4] x, float[6,2] y, float[4,2] w"
-CORE = """p = MatMul(x, w)  e = Sub(p, y)  s = Mul(e, e)  loss = ReduceMean<keepdims=0>(s)
-    d = Mul(e, 0.16666667)  xt = Transpose<perm=[1, 0]>(x)  g = MatMul(xt, d)"""
 MOMENTS = "float[4,2] w_next, float[4,2] m_next, float[4,2] v_next"
 CHECK = {"w": "g"}
 
 
 def adam(variant: str, more: str, following: str, body: str, states: str, style: Style, **fed: object) -> Written:
     """Return a step with the moments m and v; `more` and `following` are its other inputs and outputs."""
-    text = f"({SIGNATURE}, float[4,2] m, float[4,2] v{more}) => (float loss, {MOMENTS}{following}) {{ {CORE} {body} }}"
+    text = f"({LAYER}, float[4,2] m, float[4,2] v{more}) => (float loss, {MOMENTS}{following}) {{ {SQUARES} {body} }}"
     roles = {"states": f"w:w_next m:m_next v:v_next {states}", "checks": CHECK, "style": style, "warm": 3}
     return written(variant, text, **roles, feeds={"m": 0, "v": 0, **fed}, opset=18)
 
@@ -59,7 +56,7 @@ def packed_adam() -> Iterator[Step]:
     text = f"""(float[3,4,2] pack, float[6,4] x, float[6,2] y) => (float[3,4,2] pack_next, float loss) {{
         i0 = Constant<value_int=0>()  w = Gather<axis=0>(pack, i0)
         parts0, parts1, parts2 = Split<axis=0, num_outputs=3>(pack)
-        m = Squeeze(parts1, [0])  v = Squeeze(parts2, [0])  {CORE}
+        m = Squeeze(parts1, [0])  v = Squeeze(parts2, [0])  {SQUARES}
         ma = Mul(m, 0.9)  mb = Mul(g, 0.1)  mn = Add(ma, mb)  gg = Mul(g, g)  va = Mul(v, 0.99)  vb = Mul(gg, 0.01)
         vn = Add(va, vb)  r = Sqrt(vn)  re = Add(r, 0.001)  q = Div(mn, re)  u = Mul(q, 0.02)  wn = Sub(w, u)
         wu = Unsqueeze(wn, [0])  mu = Unsqueeze(mn, [0])  vu = Unsqueeze(vn, [0])
@@ -71,8 +68,8 @@ def packed_adam() -> Iterator[Step]:
 @kind("fresh-hand-gemm-momentum", "hand")
 def gemm_momentum() -> Iterator[Step]:
     """The momentum, or the weight, is the addend of the Gemm: nothing else is a gradient."""
-    front = f"({SIGNATURE}"
-    core = CORE.partition("xt =")[0]
+    front = f"({LAYER}"
+    core = SQUARES.partition("xt =")[0]
     heavy = f"""{front}, float[4,2] m) => (float[4,2] w_next, float loss, float[4,2] m_next) {{ {core}
         m_next = Gemm<transA=1, alpha=1.0, beta=0.9>(x, d, m)  u = Mul(m_next, -0.05)  w_next = Add(w, u) }}"""
     yield written("heavy-ball", heavy, states="w:w_next m:m_next", feeds={"m": 0}, opset=11)
@@ -86,12 +83,12 @@ def gemm_momentum() -> Iterator[Step]:
 @kind("fresh-hand-sign-rules", "hand")
 def sign_rules() -> Iterator[Step]:
     """Lion, and Rprop with its sizes and the gradient before: the update depends on the gradient's sign alone."""
-    lion = f"""({SIGNATURE}, float[4,2] m) => (float loss, float[4,2] m_next, float[4,2] w_next) {{ {CORE}
+    lion = f"""({LAYER}, float[4,2] m) => (float loss, float[4,2] m_next, float[4,2] w_next) {{ {SQUARES}
         a = Mul(m, 0.9)  b = Mul(g, 0.1)  c = Add(a, b)  sg = Sign(c)  wd = Mul(w, 0.1)  dir = Add(sg, wd)
         u = Mul(dir, 0.003)  w_next = Sub(w, u)  ma = Mul(m, 0.99)  mb = Mul(g, 0.01)  m_next = Add(ma, mb) }}"""
     yield written("lion", lion, states="w:w_next m:m_next", feeds={"m": 0}, checks=CHECK)
-    rprop = f"""({SIGNATURE}, float[4,2] size, float[4,2] before) =>
-        (float[4,2] size_next, float[4,2] w_next, float[4,2] before_next, float loss) {{ {CORE}
+    rprop = f"""({LAYER}, float[4,2] size, float[4,2] before) =>
+        (float[4,2] size_next, float[4,2] w_next, float[4,2] before_next, float loss) {{ {SQUARES}
         same = Mul(g, before)  up = Greater(same, 0.0)  down = Less(same, 0.0)  low = Where(down, 0.5, 1.0)
         factor = Where(up, 1.2, low)  sized = Mul(size, factor)  size_next = Clip(sized, 0.0001, 1.0)
         before_next = Where(down, 0.0, g)  sg = Sign(before_next)  u = Mul(sg, size_next)  w_next = Sub(w, u) }}"""
@@ -104,18 +101,18 @@ def narrow_states() -> Iterator[Step]:
     """States that are not float32: float16 weights with a master, a momentum in int8 with its step, one that bfloat16
     rounds."""
     half = f"""(float[6,4] x, float[6,2] y, float16[4,2] w16, float[4,2] master) =>
-        (float loss, float16[4,2] w16_next, float[4,2] master_next) {{ w = Cast<to=1>(w16)  {CORE}
+        (float loss, float16[4,2] w16_next, float[4,2] master_next) {{ w = Cast<to=1>(w16)  {SQUARES}
         u = Mul(g, 0.05)  master_next = Sub(master, u)  w16_next = Cast<to=10>(master_next) }}"""
     yield written("half", half, states="w16:w16_next master:master_next", checks={"w16": "g"}, warm=1)
-    eight = f"""({SIGNATURE}, int8[4,2] m8, float step) =>
-        (float loss, int8[4,2] m8_next, float step_next, float[4,2] w_next) {{ {CORE}
+    eight = f"""({LAYER}, int8[4,2] m8, float step) =>
+        (float loss, int8[4,2] m8_next, float step_next, float[4,2] w_next) {{ {SQUARES}
         m = DequantizeLinear(m8, step)  ma = Mul(m, 0.9)  mn = Add(ma, g)  size = Abs(mn)
         top = ReduceMax<keepdims=0>(size)  st = Div(top, 127.0)  step_next = Add(st, 0.0000001)
         zero = Constant<value = int8 {{0}}>()  m8_next = QuantizeLinear(mn, step_next, zero)  u = Mul(mn, 0.05)
         w_next = Sub(w, u) }}"""
     feeds = {"m8": 0, "step": 0.01}
     yield written("int8", eight, states="w:w_next m8:m8_next step:step_next", feeds=feeds, checks=CHECK, opset=21)
-    brain = f"""({SIGNATURE}, float[4,2] m) => (float loss, float[4,2] w_next, float[4,2] m_next) {{ {CORE}
+    brain = f"""({LAYER}, float[4,2] m) => (float loss, float[4,2] w_next, float[4,2] m_next) {{ {SQUARES}
         ma = Mul(m, 0.9)  mn = Add(ma, g)  narrow = Cast<to=16>(mn)  m_next = Cast<to=1>(narrow)  u = Mul(m_next, 0.05)
         w_next = Sub(w, u) }}"""
     yield written("bfloat16", brain, states="w:w_next m:m_next", feeds={"m": 0}, checks=CHECK)
@@ -125,7 +122,7 @@ def narrow_states() -> Iterator[Step]:
 def proximal() -> Iterator[Step]:
     """Accelerated shrinkage: a scalar's momentum sequence, an extrapolated point `z`; the loss is that of z."""
     text = f"""(float[6,4] x, float[6,2] y, float[4,2] w, float[4,2] z, float t) =>
-        (float t_next, float[4,2] z_next, float[4,2] w_next, float loss) {{ {CORE.replace("(x, w)", "(x, z)")}
+        (float t_next, float[4,2] z_next, float[4,2] w_next, float loss) {{ {SQUARES.replace("(x, w)", "(x, z)")}
         u = Mul(g, 0.1)  a = Sub(z, u)  size = Abs(a)  sh = Sub(size, 0.005)  re = Relu(sh)  sg = Sign(a)
         w_next = Mul(re, sg)  tt = Mul(t, t)  t4 = Mul(tt, 4.0)  t5 = Add(t4, 1.0)  ts = Sqrt(t5)  t1 = Add(ts, 1.0)
         t_next = Mul(t1, 0.5)  tm = Sub(t, 1.0)  f = Div(tm, t_next)  dw = Sub(w_next, w)  ex = Mul(f, dw)

@@ -24,7 +24,7 @@ Advanced = tuple[Any, Arrays, Any]
 
 
 def carried(name: str, make: Callable[[], tuple[Any, Arrays]], *styles: str, kept: Iterable[str] = ()) -> Callable:
-    """Register a kind that carries the leaves of a tree, made with a batch: the function gives losses, metrics, tree."""
+    """Register a kind that carries the leaves of a tree, made with a batch, by the function that advances it."""
 
     def register(advance: Callable[[Arrays, Any], Advanced]) -> Callable:
         @kind(name, "jax")
@@ -64,36 +64,42 @@ def fit(name: str, make: Callable[[], tuple[Arrays, Arrays]], *styles: str, tx: 
 
 
 def data(*rows: int, wide: int = 5, out: int = 3) -> Arrays:
-    """Return inputs and targets of a regression."""
     return {"x": normal(*(rows or (4,)), wide), "y": normal(*(rows or (4,)), out)}
 
 
+@jax.custom_vjp
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Return `x @ w`, whose gradients can be differentiated again and still be exported (`problems.matmul` cannot)."""
+    return x @ w
+
+
+product.defvjp(lambda x, w: (product(x, w), (x, w)), lambda saved, g: (product(g, saved[1].T), product(saved[0].T, g)))
+
+
+def linear(w: jax.Array, v: Arrays) -> jax.Array:
+    return jnp.mean((product(v["x"], jnp.tanh(w)) - v["y"]) ** 2)
+
+
 def squares(weights: Arrays, values: Arrays) -> jax.Array:
-    """Return the mean squared error of a dense network on them."""
     return jnp.mean(jnp.square(dense(weights, values["x"]) - values["y"]))
 
 
 def start(tx: optax.GradientTransformation, params: Any, **more: Any) -> dict[str, Any]:
-    """Return the tree of `params`, `opt`, and more."""
     return {"params": params, "opt": tx.init(jax.tree.map(jnp.asarray, params)), **more}
 
 
 def descend(tx: optax.GradientTransformation, grads: Any, tree: dict[str, Any]) -> dict[str, Any]:
-    """Return such a tree after one update."""
     updates, state = tx.update(grads, tree["opt"], tree["params"])
     return tree | {"params": optax.apply_updates(tree["params"], updates), "opt": state}
 
 
 def shrink(params: Any, grads: Any, rate: Any = 0.05) -> Any:
-    """Return parameters after plain descent."""
     return jax.tree.map(lambda weight, grad: weight - rate * grad, params, grads)
 
 
 def mix(old: Any, new: Any, rate: Any) -> Any:
-    """Return a moving average."""
     return jax.tree.map(lambda before, after: (1 - rate) * before + rate * after, old, new)
 
 
 def zeros(tree: Any) -> Any:
-    """Return zeros like a tree."""
     return jax.tree.map(np.zeros_like, tree)

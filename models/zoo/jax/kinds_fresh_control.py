@@ -9,11 +9,27 @@ import optax
 from jax import lax
 
 from models.zoo.arrays import layers, normal
-from models.zoo.jax.fresh_parts import Advanced, carried, data, descend, fit, mix, shrink, squares, start, zeros
-from models.zoo.jax.problems import dense, matmul
+from models.zoo.jax.fresh_parts import (
+    Advanced,
+    carried,
+    data,
+    descend,
+    fit,
+    mix,
+    product,
+    shrink,
+    squares,
+    start,
+    zeros,
+)
+from models.zoo.jax.problems import dense
 from models.zoo.steps import Arrays
 
 ADAM = optax.adam(1e-2)
+
+
+def transition() -> Arrays:
+    return {"x": normal(1, 5), "after": normal(1, 5), "reward": np.float32(1)}
 
 
 @carried("fresh-scanned-micro-batches", lambda: (start(ADAM, layers(5, 6, 3)), data(3, 4)), "plain", "scrambled")
@@ -29,24 +45,7 @@ def scanned_micro_batches(v: Arrays, tree: Any) -> Advanced:
     return loss / 3, {"each": each}, descend(ADAM, jax.tree.map(lambda g: g / 3, grads), tree)
 
 
-@carried("fresh-cond-loss", lambda: (start(ADAM, layers(5, 6, 3), count=np.int32(0)), data()), "plain", "scrambled")
-def cond_loss(v: Arrays, tree: Any) -> Advanced:
-    """lax.cond takes value and gradient of squared errors in a warm-up, of quantiles behind it."""
-
-    def pinball(params: Any, v: Arrays) -> jax.Array:
-        error = v["y"] - dense(params, v["x"])
-        return jnp.mean(jnp.maximum(0.9 * error, -0.1 * error))
-
-    branches = [lambda p, v, f=f: jax.value_and_grad(f)(p, v) for f in (squares, pinball)]
-    loss, grads = lax.cond(tree["count"] < 4, *branches, tree["params"], v)
-    return loss, {}, descend(ADAM, grads, tree) | {"count": tree["count"] + 1}
-
-
-def make_spikes() -> tuple[Any, Arrays]:
-    return {"params": layers(5, 6, 3), "norm": np.float32(1), "spikes": np.int32(0)}, data()
-
-
-@carried("fresh-cond-skip", make_spikes)
+@carried("fresh-cond-skip", lambda: ({"params": layers(5, 3), "norm": np.float32(1), "spikes": np.int32(0)}, data()))
 def cond_skip(v: Arrays, tree: Any) -> Advanced:
     """lax.cond skips the update where the norm is above twice its running mean; the mean and a counter move anyway."""
     loss, grads = jax.value_and_grad(squares)(tree["params"], v)
@@ -121,57 +120,44 @@ def cond_target_sync(v: Arrays, tree: Any) -> Advanced:
 
 
 def make_soft() -> tuple[Any, Arrays]:
-    critics = {"one": layers(7, 6, 1), "two": layers(7, 6, 1)}
-    tree = {"critics": critics, "target": critics, "actor": layers(5, 6, 2), "log_alpha": np.float32(-1)}
-    return tree, {"after": normal(4, 5), "action": normal(4, 2), "noise": normal(4, 2), "reward": normal(4)} | data()
+    tree = {"one": layers(7, 6, 1), "two": layers(7, 6, 1), "actor": layers(5, 6, 2), "log_alpha": np.float32(-1)}
+    return tree, {"x": normal(4, 5), "action": normal(4, 2), "noise": normal(4, 2), "aim": normal(4)}
 
 
 @carried("fresh-learnt-temperature", make_soft)
 def learnt_temperature(v: Arrays, tree: Any) -> Advanced:
-    """Soft actor-critic: twin critics, an actor, a temperature, each with its loss; two targets that follow."""
+    """Soft actor-critic: twin critics with fed aims, an actor, a temperature; three losses, their updates at once."""
     alpha = jnp.exp(tree["log_alpha"])
 
-    def act(w: Arrays, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        a = jnp.tanh(dense(w, x) + 0.3 * v["noise"])
-        return a, -0.5 * jnp.sum(v["noise"] ** 2, 1) - jnp.sum(jnp.log(1.1 - a**2), 1)
-
-    def scores(critics: Any, x: jax.Array, a: jax.Array) -> list[jax.Array]:
-        return [dense(critics[name], jnp.concatenate([x, a], 1))[:, 0] for name in ("one", "two")]
+    def scores(critics: Any, a: jax.Array) -> list[jax.Array]:
+        return [dense(critic, jnp.concatenate([v["x"], a], 1))[:, 0] for critic in critics]
 
     def actor_loss(actor: Any) -> tuple[jax.Array, jax.Array]:
-        a, logp = act(actor, v["x"])
-        return jnp.mean(alpha * logp - jnp.minimum(*scores(tree["critics"], v["x"], a))), logp
+        a = jnp.tanh(dense(actor, v["x"]) + 0.3 * v["noise"])
+        logp = -0.5 * jnp.sum(v["noise"] ** 2, 1) - jnp.sum(jnp.log(1.1 - a**2), 1)
+        return jnp.mean(alpha * logp - jnp.minimum(*scores((tree["one"], tree["two"]), a))), logp
 
-    action, logp = act(tree["actor"], v["after"])
-    aim = v["reward"] + 0.99 * (jnp.minimum(*scores(tree["target"], v["after"], action)) - alpha * logp)
-    critic, grads = jax.value_and_grad(lambda c: sum(jnp.mean((q - aim) ** 2) for q in scores(c, v["x"], v["action"])))(
-        tree["critics"]
-    )
-    (actor, logp), pulls = jax.value_and_grad(actor_loss, has_aux=True)(tree["actor"])
+    def critic_loss(*critics: Any) -> jax.Array:
+        return sum(jnp.mean((q - v["aim"]) ** 2) for q in scores(critics, v["action"]))
+
+    critic, (one, two) = jax.value_and_grad(critic_loss, (0, 1))(tree["one"], tree["two"])
+    (actor, logp), pull = jax.value_and_grad(actor_loss, has_aux=True)(tree["actor"])
     heat, rise = jax.value_and_grad(lambda t: -jnp.mean(t * (logp - 2.0)))(tree["log_alpha"])
-    critics = shrink(tree["critics"], grads)
-    following = {
-        "critics": critics,
-        "target": mix(tree["target"], critics, 0.01),
-        "actor": shrink(tree["actor"], pulls),
-    }
-    losses = {"critic": critic, "actor": actor, "temperature": heat}
-    return losses, {"entropy": -jnp.mean(logp)}, following | {"log_alpha": tree["log_alpha"] - 0.01 * rise}
+    tree = shrink(tree, {"one": one, "two": two, "actor": pull, "log_alpha": rise})
+    return {"critic": critic, "actor": actor, "temperature": heat}, {"entropy": -jnp.mean(logp)}, tree
 
 
-def make_traces() -> tuple[Any, Arrays]:
-    batch = {"x": normal(1, 5), "after": normal(1, 5), "reward": np.float32(1)}
-    return {"params": (p := layers(5, 6, 1)), "trace": zeros(p)}, batch
-
-
-@carried("fresh-eligibility", make_traces)
+@carried("fresh-eligibility", lambda: ({"params": (p := layers(5, 1)), "trace": zeros(p)}, transition()))
 def eligibility(v: Arrays, tree: Any) -> Advanced:
-    """Temporal differences with traces: the value is differentiated, there is no loss. Two-sided: none, or the value."""
+    """Temporal differences with traces: no loss, the value is differentiated. Two-sided: none, or the value."""
     value, grads = jax.value_and_grad(lambda w: dense(w, v["x"])[0, 0])(tree["params"])
     error = v["reward"] + 0.9 * dense(tree["params"], v["after"])[0, 0] - value
     traces = jax.tree.map(lambda trace, grad: 0.8 * trace + grad, tree["trace"], grads)
-    after = {"params": shrink(tree["params"], traces, -0.01 * error), "trace": traces}
-    return {"value": value}, {"error": error}, after
+    return (
+        {"value": value},
+        {"error": error},
+        {"params": shrink(tree["params"], traces, -0.01 * error), "trace": traces},
+    )
 
 
 @carried("fresh-evolution", lambda: (layers(5, 3, bias=False), data() | {"noise": normal(3, 5, 3)}))
@@ -190,7 +176,7 @@ def adversaries(v: Arrays, tree: Any) -> Advanced:
 
     def judge_loss(judge: Any) -> jax.Array:
         fake = lax.stop_gradient(dense(tree["maker"], v["x"]))
-        slopes = jax.grad(lambda real: jnp.sum(matmul(jnp.tanh(matmul(real, judge["w1"])), judge["w2"])))(v["y"])
+        slopes = jax.grad(lambda real: jnp.sum(product(jnp.tanh(product(real, judge["w1"])), judge["w2"])))(v["y"])
         parts = jax.nn.softplus(dense(judge, fake)) + jax.nn.softplus(-dense(judge, v["y"]))
         return jnp.mean(parts) + 0.5 * jnp.mean(jnp.sum(slopes**2, 1))
 

@@ -9,12 +9,13 @@ import optax
 from jax import lax
 
 from models.zoo.arrays import layers, normal
-from models.zoo.jax.fresh_parts import Advanced, carried, data, fit, mix, shrink, squares
+from models.zoo.jax.fresh_parts import Advanced, carried, data, fit, linear, mix, shrink, squares
 from models.zoo.jax.problems import dense, matmul
 from models.zoo.steps import Arrays
 
-INDEX = np.int32([0, 2, 5, 2])
-OTHER = np.int32([3, 1, 1, 4])
+EDGES = {"i": np.int32([0, 2, 5, 2]), "j": np.int32([3, 1, 1, 4])}
+ONE = np.float32(1)
+SEEN = np.eye(4, dtype=np.float32)[[3, 1, 1, 0]]
 
 
 @fit(
@@ -54,17 +55,14 @@ def unrolled_dynamics(w: Arrays, v: Arrays) -> jax.Array:
     return jnp.mean((z - v["y"]) ** 2)
 
 
-@fit(
-    "fresh-row-factors",
-    lambda: ({"rows": normal(6, 3), "columns": normal(5, 3)}, {"i": INDEX, "j": OTHER, "r": normal(4)}),
-)
+@fit("fresh-row-factors", lambda: ({"rows": normal(6, 3), "columns": normal(5, 3)}, EDGES | {"r": normal(4)}))
 def row_factors(w: Arrays, v: Arrays) -> jax.Array:
     """Matrix factorisation: rows by gather, gradients by scatter."""
     guess = jnp.sum(w["rows"][v["i"]] * w["columns"][v["j"]], 1)
     return jnp.mean((guess - v["r"]) ** 2) + 1e-3 * jnp.sum(w["rows"] ** 2)
 
 
-@fit("fresh-graph-messages", lambda: (layers(3, 4, 2), {"nodes": normal(6, 3), "i": INDEX, "j": OTHER, "y": normal(2)}))
+@fit("fresh-graph-messages", lambda: (layers(3, 4, 2), EDGES | {"nodes": normal(6, 3), "y": normal(2)}))
 def graph_messages(w: Arrays, v: Arrays) -> jax.Array:
     """Messages along edges are summed at their receivers; a mean over nodes is the graph's answer."""
     sent = matmul(v["nodes"], w["w1"])[v["i"]]
@@ -74,7 +72,7 @@ def graph_messages(w: Arrays, v: Arrays) -> jax.Array:
 
 @fit(
     "fresh-hidden-chain",
-    lambda: ({"move": normal(3, 3), "emit": normal(3, 4)}, {"seen": np.eye(4, dtype=np.float32)[OTHER % 4]}),
+    lambda: ({"move": normal(3, 3), "emit": normal(3, 4)}, {"seen": SEEN}),
 )
 def hidden_chain(w: Arrays, v: Arrays) -> jax.Array:
     """A hidden Markov model: the forward algorithm over four observations, unrolled."""
@@ -85,44 +83,31 @@ def hidden_chain(w: Arrays, v: Arrays) -> jax.Array:
     return -jax.nn.logsumexp(state)
 
 
-@fit("fresh-gaussian-process", lambda: ({"scale": normal(), "noise": normal()}, {"x": normal(5), "y": normal(5)}))
-def gaussian_process(w: Arrays, v: Arrays) -> jax.Array:
-    """A Gaussian process: the likelihood by a Cholesky factor; two scalar weights."""
-    gram = jnp.exp(-0.5 * (v["x"][:, None] - v["x"]) ** 2 * jnp.exp(w["scale"])) + jnp.exp(w["noise"]) * jnp.eye(5)
-    factor = jnp.linalg.cholesky(gram)
-    half = jax.scipy.linalg.solve_triangular(factor, v["y"][:, None], lower=True)
-    return 0.5 * jnp.sum(half**2) + jnp.sum(jnp.log(jnp.diag(factor)))
-
-
-@carried("fresh-curvature-products", lambda: (layers(5, 3, bias=False), data()))
+@carried("fresh-curvature-products", lambda: ({"w": normal(5, 3)}, data()))
 def curvature_products(v: Arrays, tree: Any) -> Advanced:
-    """Newton by conjugate gradients: three products with the Hessian, gradients of a gradient."""
-    loss, grad = jax.value_and_grad(lambda w: squares({"w1": jnp.tanh(w)}, v))(w := tree["w1"])
-    step, rest = jnp.zeros_like(w), grad
-    way = rest
-    for _ in range(3):
-        bent = (
-            jax.grad(lambda u, way=way: jnp.sum(jax.grad(lambda t: squares({"w1": jnp.tanh(t)}, v))(u) * way))(w) + way
-        )
+    """Newton by conjugate gradients: two products with the Hessian, gradients of a gradient's product with a vector."""
+    loss, grad = jax.value_and_grad(linear)(tree["w"], v)
+    step, rest, way = jnp.zeros_like(grad), grad, grad
+    for _ in range(2):
+        bent = jax.grad(lambda w, way=way: jnp.sum(jax.grad(linear)(w, v) * way))(tree["w"]) + way
         size = jnp.sum(rest**2)
         rate = size / jnp.sum(way * bent)
         step, rest = step + rate * way, rest - rate * bent
         way = rest + jnp.sum(rest**2) / size * way
-    return loss, {"rest": jnp.sqrt(jnp.sum(rest**2))}, {"w1": w - step}
+    return loss, {"rest": jnp.sqrt(jnp.sum(rest**2))}, {"w": tree["w"] - step}
 
 
-@carried("fresh-inner-steps", lambda: (layers(5, 6, 3), data() | {"x2": normal(4, 5), "y2": normal(4, 3)}))
+@carried("fresh-inner-steps", lambda: ({"w": normal(5, 3)}, data() | {"x2": normal(4, 5), "y2": normal(4, 3)}))
 def inner_steps(v: Arrays, tree: Any) -> Advanced:
     """Meta-learning: two inner steps on support rows, the loss of query rows is differentiated through them."""
 
-    def outer(params: Any) -> tuple[jax.Array, jax.Array]:
-        fast = params
+    def outer(w: jax.Array) -> tuple[jax.Array, jax.Array]:
         for _ in range(2):
-            fast = shrink(fast, jax.grad(squares)(fast, v))
-        return squares(fast, {"x": v["x2"], "y": v["y2"]}), squares(fast, v)
+            w = w - 0.1 * jax.grad(linear)(w, v)
+        return linear(w, {"x": v["x2"], "y": v["y2"]}), linear(w, v)
 
-    (loss, support), grads = jax.value_and_grad(outer, has_aux=True)(tree)
-    return loss, {"support_loss": support}, shrink(tree, grads)
+    (loss, support), grad = jax.value_and_grad(outer, has_aux=True)(tree["w"])
+    return loss, {"support_loss": support}, {"w": tree["w"] - 0.1 * grad}
 
 
 def make_queue() -> tuple[Any, Arrays]:
@@ -145,11 +130,7 @@ def key_queue(v: Arrays, tree: Any) -> Advanced:
     return loss, {}, {"net": net, "slow": mix(tree["slow"], net, 0.01), "queue": queue, "at": (tree["at"] + 4) % 8}
 
 
-def make_filter() -> tuple[Any, Arrays]:
-    return {"noise": normal(2), "mean": np.float32(0), "spread": np.float32(1)}, {"seen": normal(5)}
-
-
-@carried("fresh-kalman-noise", make_filter)
+@carried("fresh-kalman-noise", lambda: ({"noise": normal(2), "mean": normal(), "spread": ONE}, {"seen": normal(5)}))
 def kalman_noise(v: Arrays, tree: Any) -> Advanced:
     """Noise levels of a Kalman filter by the likelihood of innovations; its mean and spread are carried, too."""
 

@@ -1,6 +1,5 @@
 """Fresh kinds by optax and flax: wrappers around wrappers, train states, a flax DynamicScale."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,52 +8,48 @@ import numpy as np
 import optax
 
 from models.zoo.arrays import layers
-from models.zoo.jax.fresh_parts import STYLES, Advanced, carried, data, descend, mix, shrink, squares, start, zeros
-from models.zoo.jax.problems import classification, dense, regression, square
+from models.zoo.jax.fresh_parts import STYLES, Advanced, carried, data, descend, shrink, squares, start, zeros
+from models.zoo.jax.problems import classification, dense, regression
 from models.zoo.jax.training import train
-from models.zoo.steps import Arrays, Outputs, Step, kind
+from models.zoo.steps import Arrays, kind
 
-SCRAMBLED = STYLES["scrambled"]
 ADAM = optax.adam(1e-2)
 
 
-@kind("fresh-injected-if-finite", "jax")
-def injected_if_finite() -> Iterator[Step]:
-    """Optax applies if finite what inject_hyperparams wraps: rate, decay and counters are states."""
-    injected = optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3, weight_decay=1e-2)
-    yield train(regression(), optax.apply_if_finite(injected, 3), "adamw")
-    cooled = optax.inject_hyperparams(optax.sgd)(lambda count: 0.1 / (1.0 + 0.1 * count.astype(jnp.float32)))
-    yield train(classification(), optax.chain(optax.clip(1.0), cooled), "schedule", SCRAMBLED)
+def sharp() -> optax.GradientTransformation:
+    rule = optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2)
+    return optax.GradientTransformation(rule.init, rule.update)
 
 
-@kind("fresh-accumulate-then-clip", "jax")
-def accumulate_then_clip() -> Iterator[Step]:
-    """MultiSteps of four around adaptive clipping and Adam: the accumulator and two counters are carried."""
-    inner = optax.chain(optax.adaptive_grad_clip(0.1), optax.adam(1e-3))
-    steps = optax.MultiSteps(inner, every_k_schedule=4).gradient_transformation()
-    yield train(regression(4, 6, 2), steps, observe=lambda _, state: Outputs(metrics={"micro": state.mini_step * 1.0}))
+def several() -> optax.GradientTransformation:
+    rules = {"head": ADAM, "bias": optax.sgd(0.1), "frozen": optax.set_to_zero()}
+    return optax.multi_transform(rules, {"w1": "frozen", "b1": "bias", "w2": "head", "b2": "bias"})
 
 
-@kind("fresh-labelled-rules", "jax")
-def labelled_rules() -> Iterator[Step]:
-    """multi_transform by labels: a head by Adam, biases by descent, an embedding that is frozen and handed through."""
-    labels = {"w1": "frozen", "b1": "bias", "w2": "head", "b2": "bias"}
-    rules = {"head": optax.adam(1e-2), "bias": optax.sgd(0.1), "frozen": optax.set_to_zero()}
-    for name in ("plain", "scrambled"):
-        yield train(regression(), optax.multi_transform(rules, labels), name, STYLES[name])
-
-
-MATRICES = {"w1": True, "w2": True, "w3": False}
-DECAYED = optax.chain(optax.ema(0.9), optax.masked(optax.add_decayed_weights(1e-2), MATRICES), optax.scale(-0.05))
-
-
-@carried("fresh-masked-decay-ema", lambda: (start(DECAYED, (p := square()).weights, ema=zeros(p.weights)), p.batch))
-def masked_decay_ema(v: Arrays, tree: Any) -> Advanced:
-    """Decay of two matrices of three, an average of the updates, and one of the weights."""
-    loss, grads = jax.value_and_grad(squares)(tree["params"], v)
-    tree = descend(DECAYED, grads, tree)
-    tree |= {"ema": mix(tree["ema"], tree["params"], 0.01)}
-    return loss, {"averaged_norm": optax.global_norm(tree["ema"])}, tree
+COOLED = optax.inject_hyperparams(optax.sgd)(lambda count: 0.1 / (1.0 + 0.1 * count.astype(jnp.float32)))
+INJECTED = optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3, weight_decay=1e-2)
+DECAY = optax.masked(optax.add_decayed_weights(1e-2), {"w1": True, "b1": False, "w2": True, "b2": False})
+CLIPPED = optax.MultiSteps(optax.chain(optax.adaptive_grad_clip(0.1), ADAM), every_k_schedule=4)
+PLATEAU = optax.contrib.reduce_on_plateau(factor=0.5, patience=2, accumulation_size=2)
+RULES = {
+    "fresh-injected-if-finite": {  # rate, decay and counters are states
+        "plain": optax.apply_if_finite(INJECTED, 3),
+        "scrambled": optax.chain(optax.clip(1.0), COOLED),
+    },
+    "fresh-accumulate-then-clip": {"plain": CLIPPED.gradient_transformation()},  # an accumulator, two counters
+    "fresh-labelled-rules": {"plain": several(), "scrambled": several()},  # the frozen weight is handed through
+    "fresh-masked-decay": {"exporter": optax.chain(optax.ema(0.9), DECAY, optax.scale(-0.05))},
+    "fresh-estimated-rates": {  # the rate is a state; momo keeps a mean of losses besides
+        "plain": optax.contrib.prodigy(1.0),
+        "scrambled": optax.contrib.dadapt_adamw(1.0),
+        "exporter": optax.contrib.mechanize(optax.sgd(0.1, momentum=0.9)),
+        "initializers": optax.contrib.momo_adam(1e-2),
+    },
+    "fresh-alternating-sharpness": {"plain": sharp()},  # every second step climbs, and keeps where to return to
+    "fresh-plateau": {"plain": optax.chain(ADAM, PLATEAU)},  # best loss, mean loss and patience are states
+}
+for name, forms in RULES.items():
+    kind(name, "jax")(lambda forms=forms: [train(regression(), tx, key, STYLES[key]) for key, tx in forms.items()])
 
 
 FREE = optax.contrib.schedule_free_adamw(0.01, warmup_steps=None, weight_decay=1e-3)
@@ -62,19 +57,10 @@ FREE = optax.contrib.schedule_free_adamw(0.01, warmup_steps=None, weight_decay=1
 
 @carried("fresh-schedule-free-eval", lambda: (start(FREE, layers(5, 6, 3)), data()))
 def schedule_free_eval(v: Arrays, tree: Any) -> Advanced:
-    """Schedule-free: gradients at one point; the loss of the averaged weights is a metric, nothing differentiates it."""
+    """Schedule-free: gradients at one point; the loss of the averaged weights is a metric without a gradient."""
     loss, grads = jax.value_and_grad(squares)(tree["params"], v)
     tree = descend(FREE, grads, tree)
     return loss, {"eval_loss": squares(optax.contrib.schedule_free_eval_params(tree["opt"], tree["params"]), v)}, tree
-
-
-@kind("fresh-estimated-rates", "jax")
-def estimated_rates() -> Iterator[Step]:
-    """Rates that the rule estimates: Prodigy, D-Adaptation, the mechanic, Momo with its own mean of losses."""
-    yield train(regression(), optax.contrib.prodigy(1.0), "prodigy")
-    yield train(regression(), optax.contrib.dadapt_adamw(1.0), "dadapt", SCRAMBLED)
-    yield train(regression(), optax.contrib.mechanize(optax.sgd(0.1, momentum=0.9)), "mechanic")
-    yield train(regression(), optax.contrib.momo_adam(1e-2), "momo", STYLES["initializers"])
 
 
 @carried("fresh-sharpness", lambda: (start(ADAM, layers(5, 6, 3)), data()))
@@ -87,21 +73,6 @@ def sharpness(v: Arrays, tree: Any) -> Advanced:
     size = 0.05 / (optax.global_norm(grads) + 1e-9)
     worst, grads = jax.value_and_grad(squares)(shrink(tree["params"], grads, -size), v)
     return {"loss": loss, "worst_loss": worst}, {"gap": worst - loss}, descend(ADAM, grads, tree)
-
-
-@kind("fresh-alternating-sharpness", "jax")
-def alternating_sharpness() -> Iterator[Step]:
-    """optax's own sam: every second step climbs, and keeps the weights to return to."""
-    normalized = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
-    rule = optax.contrib.sam(optax.sgd(0.1), normalized, sync_period=2)
-    yield train(regression(), optax.GradientTransformation(rule.init, rule.update))
-
-
-@kind("fresh-plateau", "jax")
-def plateau() -> Iterator[Step]:
-    """reduce_on_plateau after Adam: the loss goes into the state (best, mean, patience) and scales the rate."""
-    rule = optax.contrib.reduce_on_plateau(factor=0.5, patience=2, accumulation_size=2)
-    yield train(regression(), optax.chain(optax.adam(1e-2), rule))
 
 
 def make_train_state() -> tuple[Any, Arrays]:
