@@ -1,9 +1,11 @@
 """Steps that are written by hand as ONNX text: `written` puts text and roles together, `export` checks the numbers.
 
-In the text, a float (`0.5`, or `0.5h` for float16) or a list of integers (`[0, 1]`) as an argument is an initializer.
+In the text, a float (`0.5`) or a list of integers (`[0, 1]`) as an argument is an initializer.
 """
 
 import importlib
+import itertools
+import json
 import re
 import zlib
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ from onnx.reference import ReferenceEvaluator
 from models.zoo import styles
 from models.zoo.steps import Arrays, Inputs, Outputs, Step, Style, Truth
 
-LITERAL = re.compile(r"(?<=[(, ])(-?\d+\.\d*(?:e-?\d+)?h?|\[-?\d+(?:, ?-?\d+)*\])(?=[,)])")
+LITERAL = re.compile(r"(?<=[(, ])(-?\d+\.\d*|\[-?\d+(?:, ?-?\d+)*\])(?=[,)])")
 BARE = Style(shapes="interface")
 LAYER = "float[6,4] x, float[6,2] y, float[4,2] w"
 SQUARES = """p = MatMul(x, w)  e = Sub(p, y)  s = Mul(e, e)  loss = ReduceMean<keepdims=0>(s)
@@ -44,9 +46,8 @@ def parse(text: str, opset: int) -> onnx.ModelProto:
     domains = f'"" : {opset}' + (', "own" : 1' if "own." in text else "")
     model = onnx.parser.parse_model(f"<ir_version: {8 if opset < 21 else 10}, opset_import: [{domains}]>\nstep {text}")
     for literal, name in literals.items():
-        kind = np.int64 if literal[0] == "[" else np.float16 if literal[-1] == "h" else np.float32
-        numbers = [int(part) for part in literal[1:-1].split(",")] if kind is np.int64 else float(literal.rstrip("h"))
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(numbers, kind), name))
+        numbers = np.int64(json.loads(literal)) if literal[0] == "[" else np.float32(literal)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(numbers), name))
     return model
 
 
@@ -62,41 +63,29 @@ def written(
     variant: str,
     text: str,
     *,
-    states: str,
-    losses: str = "loss",
-    metrics: str = "",
-    gradients: str = "",
-    kept: str = "",
-    hyper: str = "",
-    constants: str = "",
     feeds: Mapping[str, Any] = MappingProxyType({}),
     checks: Mapping[str, str | float] = MappingProxyType({}),
     opset: int = 17,
     style: Style = BARE,
     warm: int = 2,
+    **roles: str,
 ) -> Written:
-    """Return the step of a text; roles are names, `states` and `kept` are `input:output`; the rest is the batch."""
+    """Return the step of a text: `states` and `kept` are `input:output ...`; `losses` (`loss` if not given), `metrics`,
+    `gradients`, `hyper`, `constants` are names; the rest is the batch.
+    """
     model = parse(text, opset)
     values = {value.name: sample(value, feeds.get(value.name)) for value in model.graph.input}
-    carried = dict(pair.split(":") for pair in states.split())
-    advancing = dict(pair.split(":") for pair in kept.split())
-
-    def pick(names: Any) -> Arrays:
-        return {name: values[name] for name in names}
-
-    rest = set(values) - {*carried, *advancing, *hyper.split(), *constants.split()}
-    inputs = Inputs(
-        pick(name for name in values if name in rest),
-        pick([*carried, *advancing]),
-        pick(hyper.split()),
-        pick(constants.split()),
-    )
+    named = {"losses": "loss"} | roles
+    carried, advancing = (dict(pair.split(":") for pair in named.get(key, "").split()) for key in ("states", "kept"))
+    groups = [[*carried, *advancing], *(named.get(key, "").split() for key in ("hyper", "constants"))]
+    batch = {name: value for name, value in values.items() if name not in {*itertools.chain(*groups)}}
+    inputs = Inputs(batch, *({name: values[name] for name in group} for group in groups))
 
     def run(values: Arrays) -> Outputs:
         found = dict(zip((value.name for value in model.graph.output), evaluate(model, values), strict=True))
-        parts = [{name: found[name] for name in names.split()} for names in (losses, metrics, gradients)]
+        keys = ("losses", "metrics", "gradients")
         following = [{name: found[output] for name, output in pairs.items()} for pairs in (carried, advancing)]
-        return Outputs(*parts, *following)
+        return Outputs(*({name: found[name] for name in named.get(key, "").split()} for key in keys), *following)
 
     names = {f"{name}_next": output for name, output in (carried | advancing).items()}
     return Written(variant, inputs, run, style, warm=warm, model=model, names=names, checks=checks)
@@ -143,8 +132,7 @@ def check_gradient(step: Written, values: Arrays, name: str, known: str | float)
     for node in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
         widen(node)
     wanted = known if isinstance(known, str) else step.names[f"{name}_next"]
-    if wanted not in {value.name for value in model.graph.output}:
-        model.graph.output.append(onnx.helper.make_empty_tensor_value_info(wanted))
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(wanted))
     found = evaluate(model, wide, [wanted])[0]
     gradient = np.reshape(found if isinstance(known, str) else (wide[name] - found) / known, -1)
     for index in np.random.RandomState(0).permutation(wide[name].size)[:5]:

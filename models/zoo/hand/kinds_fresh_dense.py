@@ -7,8 +7,6 @@ import numpy as np
 from models.zoo.hand.exporter import written
 from models.zoo.steps import PLAIN, Step, Style, kind
 
-SCRAMBLED = Style(names="scrambled", shapes="interface")
-
 
 @kind("fresh-hand-browser-regression", "hand")
 def browser_regression() -> Iterator[Step]:
@@ -39,7 +37,7 @@ def softmax_classifier() -> Iterator[Step]:
     checks = {"w": "gw", "b": "gb"}
     feeds = {"label": np.random.randint(0, 5, 6), "lr": 0.1}
     yield written("fed", text, **roles, feeds=feeds, checks=checks, opset=13, style=PLAIN)
-    yield written("scrambled", text, **roles, feeds=feeds, checks=checks, style=SCRAMBLED)
+    yield written("scrambled", text, **roles, feeds=feeds, checks=checks, style=Style(names="scrambled"))
     seeded = text.replace("d = Div(d0, 6.0)", "one = Div(6.0, 6.0)\n seed = Div(one, 6.0)\n d = Mul(d0, seed)")
     yield written("initializers", seeded, **roles, feeds=feeds, opset=21, style=Style(states="initializers"))
 

@@ -32,7 +32,6 @@ def chess_ratings() -> Iterator[Step]:
         rating_next = ScatterND<reduction="add">(half, black, kn) }"""
     feeds = {"white": np.arange(5)[:, None], "black": np.arange(5, 10)[:, None]}
     feeds |= {"result": np.array([1, 0, 0.5, 1, 0]), "rating": 1500 + 100 * np.random.randn(12)}
-    # 32 = rate / 5 * 0.0057...
     roles = {"states": "rating:rating_next", "checks": {"rating": 32 * 5 / 0.0057564627}}
     yield written("plain", text, **roles, feeds=feeds, opset=18)
 
@@ -126,19 +125,6 @@ def kernel_ridge() -> Iterator[Step]:
         reg = ReduceSum<keepdims=0>(af)  r = Mul(reg, 0.1)  sr = Add(s, r)  loss = Mul(sr, 0.5)
         la = Mul(alpha, 0.1)  in = Add(e, la)  g = MatMul(k, in)  u = Mul(g, 0.05)  alpha_next = Sub(alpha, u) }"""
     yield written("plain", text, states="alpha:alpha_next", metrics="mse", checks={"alpha": "g"})
-
-
-@kind("fresh-hand-hinge", "hand")
-def hinge() -> Iterator[Step]:
-    """Pegasos: the rate is one over (lambda times the step), the decay is folded into a factor, then a projection."""
-    text = """(float[6,4] x, float[6,1] y, float[4,1] w, float t) => (float[4,1] w_next, float loss, float t_next) {
-        f = MatMul(x, w)  yf = Mul(y, f)  m = Sub(1.0, yf)  h = Relu(m)  loss = ReduceMean<keepdims=0>(h)
-        on = Greater(m, 0.0)  onf = Cast<to=1>(on)  d0 = Mul(onf, y)  d = Mul(d0, -0.16666667)  g = Gemm<transA=1>(x, d)
-        t_next = Add(t, 1.0)  lt = Mul(t_next, 0.1)  eta = Reciprocal(lt)  it = Reciprocal(t_next)  keep = Sub(1.0, it)
-        kept = Mul(w, keep)  u = Mul(eta, g)  moved = Sub(kept, u)  size = ReduceL2<keepdims=0>(moved)
-        lim = Div(3.1622777, size)  cut = Min(lim, 1.0)  w_next = Mul(moved, cut) }"""
-    feeds = {"y": np.sign(np.random.randn(6, 1)), "t": 1}
-    yield written("plain", text, states="w:w_next t:t_next", feeds=feeds, checks={"w": "g"})
 
 
 @kind("fresh-hand-fast-weights", "hand")

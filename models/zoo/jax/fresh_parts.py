@@ -53,12 +53,8 @@ def fit(name: str, make: Callable[[], tuple[Arrays, Arrays]], *styles: str, tx: 
     """Register a kind that fits weights, made with a batch, to a loss of both."""
 
     def register(loss: Callable[[Arrays, Arrays], jax.Array]) -> Callable:
-        @kind(name, "jax")
-        def steps() -> Iterable[Step]:
-            for style in styles or ("plain",):
-                yield train(Problem(*make(), loss), tx or optax.adam(1e-2), style, STYLES[style])
-
-        return loss
+        rule, forms = tx or optax.adam(1e-2), styles or ("plain",)
+        return kind(name, "jax")(lambda: (train(Problem(*make(), loss), rule, form, STYLES[form]) for form in forms))
 
     return register
 

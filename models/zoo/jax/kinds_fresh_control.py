@@ -81,10 +81,7 @@ def seeded_noise(v: Arrays, tree: Any) -> Advanced:
 
 def make_rollout() -> tuple[Any, Arrays]:
     batch = {"observation": normal(6, 7), "reward": normal(6), "alive": np.float32([1, 1, 0, 1, 1, 1])}
-    return layers(7, 8, 5), batch | {
-        "bootstrap": np.float32(0.3),
-        "chosen": np.eye(4, dtype=np.float32)[[0, 3, 1, 1, 2, 0]],
-    }
+    return layers(7, 8, 5), batch | {"bootstrap": normal(), "chosen": np.float32(np.eye(4)[[0, 3, 1, 1, 2, 0]])}
 
 
 @fit("fresh-advantage-actor", make_rollout, tx=optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(7e-4)))
@@ -153,11 +150,8 @@ def eligibility(v: Arrays, tree: Any) -> Advanced:
     value, grads = jax.value_and_grad(lambda w: dense(w, v["x"])[0, 0])(tree["params"])
     error = v["reward"] + 0.9 * dense(tree["params"], v["after"])[0, 0] - value
     traces = jax.tree.map(lambda trace, grad: 0.8 * trace + grad, tree["trace"], grads)
-    return (
-        {"value": value},
-        {"error": error},
-        {"params": shrink(tree["params"], traces, -0.01 * error), "trace": traces},
-    )
+    params = shrink(tree["params"], traces, -0.01 * error)
+    return {"value": value}, {"error": error}, {"params": params, "trace": traces}
 
 
 @carried("fresh-evolution", lambda: (layers(5, 3, bias=False), data() | {"noise": normal(3, 5, 3)}))
@@ -168,9 +162,7 @@ def evolution(v: Arrays, tree: Any) -> Advanced:
     return {}, {"mean_loss": sum(map(sum, pairs)) / 6}, {"w1": tree["w1"] - 0.05 * slope}
 
 
-@carried(
-    "fresh-adversaries", lambda: ({"maker": layers(3, 6, 5), "judge": layers(5, 6, 1)}, data(wide=3, out=5)), "exporter"
-)
+@carried("fresh-adversaries", lambda: ({"maker": layers(3, 6, 5), "judge": layers(5, 6, 1)}, data(wide=3, out=5)))
 def adversaries(v: Arrays, tree: Any) -> Advanced:
     """A generator and a discriminator with a gradient penalty, each with its loss, updated at once."""
 

@@ -18,22 +18,18 @@ ONE = np.float32(1)
 SEEN = np.eye(4, dtype=np.float32)[[3, 1, 1, 0]]
 
 
-@fit(
-    "fresh-preferences", lambda: (layers(6, 5, 1), {"won": normal(4, 6), "lost": normal(4, 6), "reference": normal(4)})
-)
+@fit("fresh-preferences", lambda: (layers(6, 5, 1), {"won": normal(4, 6), "lost": normal(4, 6), "base": normal(4)}))
 def preferences(w: Arrays, v: Arrays) -> jax.Array:
     """Direct preferences: the margin over that of a reference, which is fed, goes through a sigmoid."""
-    margin = dense(w, v["won"])[:, 0] - dense(w, v["lost"])[:, 0] - v["reference"]
+    margin = dense(w, v["won"])[:, 0] - dense(w, v["lost"])[:, 0] - v["base"]
     return jnp.mean(jax.nn.softplus(-0.5 * margin))
 
 
-@fit(
-    "fresh-latent-codes", lambda: (layers(5, 6, 4) | {"back": normal(2, 5)}, {"x": normal(4, 5), "noise": normal(4, 2)})
-)
+@fit("fresh-latent-codes", lambda: (layers(5, 6, 4) | {"back": normal(2, 5)}, {"x": normal(4, 5), "eps": normal(4, 2)}))
 def latent_codes(w: Arrays, v: Arrays) -> jax.Array:
     """A variational autoencoder whose noise is fed: squared errors plus half the divergence."""
     mean, spread = jnp.split(dense(w, v["x"]), 2, axis=1)
-    guess = matmul(mean + jnp.exp(0.5 * spread) * v["noise"], w["back"])
+    guess = matmul(mean + jnp.exp(0.5 * spread) * v["eps"], w["back"])
     divergence = 0.5 * jnp.sum(mean**2 + jnp.exp(spread) - 1 - spread, 1)
     return jnp.mean(jnp.sum((guess - v["x"]) ** 2, 1) + 0.5 * divergence)
 
@@ -70,10 +66,7 @@ def graph_messages(w: Arrays, v: Arrays) -> jax.Array:
     return jnp.sum((jnp.mean(matmul(state, w["w2"]), 0) + w["b2"] - v["y"]) ** 2)
 
 
-@fit(
-    "fresh-hidden-chain",
-    lambda: ({"move": normal(3, 3), "emit": normal(3, 4)}, {"seen": SEEN}),
-)
+@fit("fresh-hidden-chain", lambda: ({"move": normal(3, 3), "emit": normal(3, 4)}, {"seen": SEEN}))
 def hidden_chain(w: Arrays, v: Arrays) -> jax.Array:
     """A hidden Markov model: the forward algorithm over four observations, unrolled."""
     move, emit = jax.nn.log_softmax(w["move"]), jax.nn.log_softmax(w["emit"])
