@@ -154,7 +154,7 @@ def local_rules() -> Iterator[Step]:
         s = Sign(z)  e = Sub(y, s)  a = Abs(e)  mistakes = ReduceSum<keepdims=0>(a)  h = Gemm<transA=1, alpha=0.1>(x, e)
         w_next = Add(w, h) }"""
     feeds = {"y": np.sign(np.random.randn(6, 1))}
-    yield written("perceptron", perceptron, states="w:w_next", losses="", metrics="mistakes", feeds=feeds)
+    yield written("perceptron", perceptron, states="w:w_next", losses="", metrics="mistakes", feeds=feeds, warm=0)
     means = """(float[9,2] x, float[3,2] c, float[3,1] n) => (float[3,1] n_next, float inertia, float[3,2] c_next) {
         xe = Unsqueeze(x, [1])  ce = Unsqueeze(c, [0])  d = Sub(xe, ce)  dd = Mul(d, d)
         far = ReduceSum<keepdims=0>(dd, [2])  least = ReduceMin<axes=[1]>(far)  inertia = ReduceMean<keepdims=0>(least)
