@@ -59,7 +59,7 @@ ENVIRONMENTS = {
 }
 # As in models/zoo/README.md. tf2onnx needs an older onnx.
 ZOO = {
-    ("pytorch", "jax"): (
+    ("pytorch", "jax", "hand"): (
         *("torch==2.13.0", "onnxscript==0.7.2", "transformers==5.23.0", "onnx==1.23.2", "onnxruntime==1.31.1"),
         *("jax==0.10.2", "jax2onnx==0.17.1", "optax==0.2.8", "keras==3.15.1", "onnxsim==0.8.1"),
     ),

@@ -163,7 +163,7 @@ def weight_soup() -> Iterator[Step]:
 
 @kind("fresh-hand-fixed-point", "hand")
 def fixed_point() -> Iterator[Step]:
-    """An implicit layer: a Loop iterates to the fixed point, a second one solves for the adjoint."""
+    """An implicit layer: a Loop iterates to the fixed point, a second one solves for the cotangent."""
     text = """(float[6,3] x, float[6,3] y, float[3,3] w) => (float loss, float[3,3] w_next, float residual) {
         trips = Constant<value_int=30>()  go = Constant<value = bool {1}>()  start = Mul(x, 0.0)
         z = Loop (trips, go, start) <body = settle (int64 i, bool on, float[6,3] zi) => (bool still, float[6,3] zo) {
@@ -171,7 +171,7 @@ def fixed_point() -> Iterator[Step]:
         a = MatMul(z, w)  b = Add(a, x)  t = Tanh(b)  f = Mul(t, 0.5)  r = Sub(f, z)  residual = ReduceL2<keepdims=0>(r)
         e = Sub(f, y)  s = Mul(e, e)  loss = ReduceMean<keepdims=0>(s)  d = Mul(e, 0.11111111)
         tt = Mul(t, t)  k = Sub(1.0, tt)  slope = Mul(k, 0.5)
-        v = Loop (trips, go, d) <body = adjoint (int64 i, bool on, float[6,3] vi) => (bool still, float[6,3] vo) {
+        v = Loop (trips, go, d) <body = solve (int64 i, bool on, float[6,3] vi) => (bool still, float[6,3] vo) {
           q = Mul(vi, slope)  c = Gemm<transB=1>(q, w)  vo = Add(d, c)  still = Identity(on) }>
         q = Mul(v, slope)  g = Gemm<transA=1>(z, q)  u = Mul(g, 0.1)  w_next = Sub(w, u) }"""
     feeds = {"w": 0.4 * np.random.randn(3, 3)}
