@@ -94,7 +94,8 @@ class Style:
     """The form in which a step is exported."""
 
     names: str = "plain"
-    """`plain`, the names of the script; `exporter`, the exporter's own; `scrambled`, meaningless ones."""
+    """`plain`, the names of the script; `exporter`, the exporter's own; `scrambled`, meaningless ones; `numbered`, in_0
+    and out_0; or a pattern of the next values' names, such as `new_{}`."""
     order: str = "plain"
     """Order of inputs and outputs: `plain`; `reversed`; `shuffled`, both on their own."""
     states: str = "inputs"

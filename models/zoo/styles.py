@@ -36,6 +36,10 @@ def apply(style: Style, model: ir.Model, truth: Truth, feeds: Feeds) -> tuple[Tr
         names = scramble(model)
         truth = truth.renamed(names)
         feeds = {names[name]: value for name, value in feeds.items()}
+    elif style.names == "numbered" or "{}" in style.names:
+        names = rename_interface(model, truth, style.names)
+        truth = truth.renamed(names)
+        feeds = {names[name]: value for name, value in feeds.items()}
     if style.shapes != "all":
         forget_shapes(model, outputs=style.shapes == "inputs")
     return truth, feeds
@@ -95,6 +99,23 @@ def scramble(model: ir.Model) -> dict[str, str]:
     for number, node in enumerate(graph.all_nodes()):
         node.name = f"n{number}"
     return names
+
+
+def rename_interface(model: ir.Model, truth: Truth, names: str) -> dict[str, str]:
+    """Number the inputs and outputs, or name each next value by a pattern; return all names of the interface."""
+    graph = model.graph
+    new = {value.name: value.name for value in [*graph.inputs, *graph.outputs, *graph.initializers.values()]}
+    if names == "numbered":
+        new |= {value.name: f"in_{index}" for index, value in enumerate(graph.inputs)}
+        new |= {value.name: f"out_{index}" for index, value in enumerate(graph.outputs)}
+    else:
+        new |= {output: names.format(state) for output, state in truth.states.items()}
+    inner = {value.name for node in graph.all_nodes() for value in node.outputs if not value.is_graph_output()}
+    if inner & set(new.values()) or len(set(new.values())) < len(new):
+        raise ValueError(f"names of the style {names} are taken")
+    for value in [*graph.inputs, *graph.outputs]:
+        value.name = new[value.name]
+    return new
 
 
 def separate_outputs(graph: ir.Graph) -> None:
