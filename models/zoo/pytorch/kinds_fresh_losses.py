@@ -179,20 +179,22 @@ def loss_in_cond() -> Iterator[Step]:
     yield from p.steps("plain bare", p.measured(), net | {"done": torch.tensor(0)}, run)
 
 
-@kind("fresh-learnt-variances")
-def learnt_variances() -> Iterator[Step]:
+@p.trains(
+    "fresh-learnt-variances",
+    "plain scrambled",
+    lambda: {
+        "data": {"x": torch.randn(6, 4), "y": torch.randn(6, 1), "c": torch.randint(3, (6,))},
+        "net": layers(4, 8)
+        | {"mean": matrix(8, 1), "spread": matrix(8, 1), "cls": matrix(8, 3), "log_var": torch.zeros(())},
+    },
+)
+def learnt_variances(w, v):
     """A head for the log-variance, and a scalar log-variance that weighs a second task; the total is the loss."""
-    net = layers(4, 8) | {"mean": matrix(8, 1), "spread": matrix(8, 1), "cls": matrix(8, 3), "log_var": torch.zeros(())}
-    data = {"x": torch.randn(6, 4), "y": torch.randn(6, 1), "c": torch.randint(3, (6,))}
-
-    def objective(w, v):
-        h = relu(dense(w, v["x"]))
-        spread = (h @ w["spread"]).clamp(-5, 5)
-        nll = 0.5 * (spread + (h @ w["mean"] - v["y"]) ** 2 * torch.exp(-spread)).mean()
-        ce = F.cross_entropy(h @ w["cls"], v["c"])
-        return nll + torch.exp(-w["log_var"]) * ce + w["log_var"] / 2, {"nll": nll, "cross_entropy": ce}
-
-    yield from p.trained("plain scrambled", data, net, objective)
+    h = relu(dense(w, v["x"]))
+    spread = (h @ w["spread"]).clamp(-5, 5)
+    nll = 0.5 * (spread + (h @ w["mean"] - v["y"]) ** 2 * torch.exp(-spread)).mean()
+    ce = F.cross_entropy(h @ w["cls"], v["c"])
+    return nll + torch.exp(-w["log_var"]) * ce + w["log_var"] / 2, {"nll": nll, "cross_entropy": ce}
 
 
 @kind("fresh-linear-chain-crf")
@@ -248,11 +250,11 @@ def clip_temperature() -> Iterator[Step]:
     def objective(w, v):
         a, b = (F.normalize(x, dim=1) for x in (v["pixels"] @ w["image"], v["words"] @ w["text"]))
         logits = torch.exp(w["logit_scale"]) * a @ b.T
-        parts = {name: -torch.log_softmax(logits, i).diagonal().mean() for i, name in enumerate(("t2i", "i2t"))}
+        parts = {k: -(torch.log_softmax(logits, i) * torch.eye(5)).sum() / 5 for i, k in enumerate(("t2i", "i2t"))}
         return (parts["i2t"] + parts["t2i"]) / 2, parts | {"scale": torch.exp(w["logit_scale"])}
 
     def clamp(v, states, _):
-        return {"logit_scale": states["logit_scale"].clamp(0, 4.6)}
+        return {"logit_scale": states["logit_scale"].clamp(0.0, 4.6)}
 
     data = {"pixels": torch.randn(5, 6), "words": torch.randn(5, 5)}
     yield from p.trained("plain", data, net, objective, extra=clamp)
@@ -274,61 +276,22 @@ def deep_supervision() -> Iterator[Step]:
         yield from p.trained(names, p.labelled(), net, objective, "heavy", losses)
 
 
-@kind("fresh-mutual-learning")
-def mutual_learning() -> Iterator[Step]:
+@p.trains(
+    "fresh-mutual-learning",
+    "plain scrambled",
+    lambda: {"data": p.labelled(), "net": layers(5, 6, 4, prefix="a_") | layers(5, 6, 4, prefix="b_")},
+    rule="sgd",
+    losses="a_loss b_loss",
+)
+def mutual_learning(w, v):
     """Two students: cross-entropy and the divergence from the other's detached answer, a loss each, no total."""
-    nets = layers(5, 6, 4, prefix="a_") | layers(5, 6, 4, prefix="b_")
-
-    def objective(w, v):
-        answers = {name: dense(w, v["x"], relu, name) for name in ("a_", "b_")}
-        losses = {}
-        for own, other in (("a_", "b_"), ("b_", "a_")):
-            peer = torch.softmax(answers[other].detach(), 1)
-            apart = F.kl_div(torch.log_softmax(answers[own], 1), peer, reduction="batchmean")
-            losses[f"{own}loss"] = F.cross_entropy(answers[own], v["y"]) + apart
-        return losses["a_loss"] + losses["b_loss"], losses
-
-    yield from p.trained("plain scrambled", p.labelled(), nets, objective, "sgd", "a_loss b_loss")
-
-
-@kind("fresh-free-bits")
-def free_bits() -> Iterator[Step]:
-    """A VAE whose divergence counts only above a floor; the bound without the floor is logged: no loss."""
-    net = layers(6, 5, 4, prefix="enc_") | layers(2, 5, 6, prefix="dec_")
-
-    def objective(w, v):
-        mean, log_var = dense(w, v["x"], prefix="enc_").chunk(2, 1)
-        logits = dense(w, mean + torch.exp(log_var / 2) * v["eps"], prefix="dec_")
-        recon = F.binary_cross_entropy_with_logits(logits, v["x"], reduction="sum") / 5
-        apart = 0.5 * (mean**2 + torch.exp(log_var) - 1 - log_var).mean(0)
-        return recon + torch.clamp(apart, min=0.25).sum(), {"elbo": -(recon + apart.sum()), "kl": apart.sum()}
-
-    yield from p.trained("plain dynamic", {"x": torch.rand(5, 6), "eps": torch.randn(5, 2)}, net, objective)
-
-
-@kind("fresh-bits-per-dimension")
-def bits_per_dimension() -> Iterator[Step]:
-    """A character model: the loss in nats is differentiated; bits and perplexity follow it."""
-    net = {"table": torch.randn(8, 5), "mix": matrix(10, 6), "out": matrix(6, 8)}
-
-    def objective(w, v):
-        pairs = torch.cat([w["table"][v["text"][:, :-2]], w["table"][v["text"][:, 1:-1]]], 2)
-        loss = F.cross_entropy((torch.tanh(pairs @ w["mix"]) @ w["out"]).flatten(0, 1), v["text"][:, 2:].flatten())
-        return loss, {"bpc": loss / 0.6931472, "ppl": torch.exp(loss)}
-
-    yield from p.trained("plain numbered", {"text": torch.randint(8, (3, 7))}, net, objective, losses="nats")
-
-
-@kind("fresh-constant-apart")
-def constant_apart() -> Iterator[Step]:
-    """Either loss is right: soft-label cross-entropy, and the divergence, less by the entropy of the labels."""
-
-    def objective(w, v):
-        loss = -(v["y"] * torch.log_softmax(dense(w, v["x"]), 1)).sum(1).mean()
-        return loss, {"cross_entropy": loss, "kl": loss + (v["y"] * torch.log(v["y"])).sum(1).mean()}
-
-    data = {"x": torch.randn(6, 5), "y": torch.softmax(torch.randn(6, 4), 1)}
-    yield from p.trained("plain bare", data, layers(5, 6, 4), objective, "sgd", "cross_entropy kl")
+    answers = {name: dense(w, v["x"], relu, name) for name in ("a_", "b_")}
+    losses = {}
+    for own, other in (("a_", "b_"), ("b_", "a_")):
+        peer = torch.softmax(answers[other].detach(), 1)
+        apart = F.kl_div(torch.log_softmax(answers[own], 1), peer, reduction="batchmean")
+        losses[f"{own}loss"] = F.cross_entropy(answers[own], v["y"]) + apart
+    return losses["a_loss"] + losses["b_loss"], losses
 
 
 @kind("fresh-logged-penalty")
@@ -345,27 +308,29 @@ def logged_penalty() -> Iterator[Step]:
     yield from p.trained("coupled:plain", p.measured(), net, lambda w, v: objective(w, v, True), "adam", "loss")
 
 
-@kind("fresh-mixture-density")
-def mixture_density() -> Iterator[Step]:
+@p.trains(
+    "fresh-mixture-density",
+    "plain",
+    lambda: {"data": p.measured(6, 3, 1), "net": layers(3, 8, 12)},
+    losses="nll",
+)
+def mixture_density(w, v):
     """A mixture density network; the responsibilities are an output."""
-
-    def objective(w, v):
-        weight, mean, spread = dense(w, v["x"]).chunk(3, 1)
-        each = torch.log_softmax(weight, 1) - spread - 0.5 * ((v["y"] - mean) * torch.exp(-spread)) ** 2
-        return -torch.logsumexp(each, 1).mean(), {"responsibility": torch.softmax(each, 1)}
-
-    yield from p.trained("plain", p.measured(6, 3, 1), layers(3, 8, 12), objective, losses="nll")
+    weight, mean, spread = dense(w, v["x"]).chunk(3, 1)
+    each = torch.log_softmax(weight, 1) - spread - 0.5 * ((v["y"] - mean) * torch.exp(-spread)) ** 2
+    return -torch.logsumexp(each, 1).mean(), {"responsibility": torch.softmax(each, 1)}
 
 
-@kind("fresh-angular-margin")
-def angular_margin() -> Iterator[Step]:
+@p.trains(
+    "fresh-angular-margin",
+    "plain old",
+    lambda: {"data": p.labelled(), "net": layers(5, 6) | {"classes": matrix(6, 4)}},
+    rule="heavy",
+)
+def angular_margin(w, v):
     """ArcFace: an additive margin on the angle, normalized class weights; the cosines are an output."""
-
-    def objective(w, v):
-        cosine = F.normalize(dense(w, v["x"]), dim=1) @ F.normalize(w["classes"], dim=0)
-        cosine = cosine.clamp(-0.999, 0.999)
-        moved = torch.where(cosine > -0.87, cosine * 0.8776 - torch.sqrt(1 - cosine**2) * 0.4794, cosine - 0.24)
-        logits = 8 * torch.where(one_hot(v["y"], 4) > 0, moved, cosine)
-        return F.cross_entropy(logits, v["y"]), {"cosine": cosine}
-
-    yield from p.trained("plain old", p.labelled(), layers(5, 6) | {"classes": matrix(6, 4)}, objective, "heavy")
+    cosine = F.normalize(dense(w, v["x"]), dim=1) @ F.normalize(w["classes"], dim=0)
+    cosine = cosine.clamp(-0.999, 0.999)
+    moved = torch.where(cosine > -0.87, cosine * 0.8776 - torch.sqrt(1 - cosine**2) * 0.4794, cosine - 0.24)
+    logits = 8 * torch.where(one_hot(v["y"], 4) > 0, moved, cosine)
+    return F.cross_entropy(logits, v["y"]), {"cosine": cosine}

@@ -1,11 +1,12 @@
 """Common parts of `kinds_fresh_*.py`: styles by word, gradients, and update rules over dictionaries."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.zoo.steps import PLAIN, Arrays, Inputs, Outputs, Step, Style
+from models.zoo.steps import PLAIN, Arrays, Inputs, Outputs, Step, Style, kind
 
 STYLES = {
     "plain": PLAIN,
@@ -63,7 +64,37 @@ def trained(
     return steps(names, data, slots(rule, net) | carried, run, **others)
 
 
-def pick(values: Arrays, names: Arrays, pattern: str = "{}") -> Arrays:
+def ruled(
+    names: str, data: Arrays, net: Arrays, objective: Callable, update: Callable, carried: Arrays, **others: Arrays
+) -> Iterator:
+    """Yield steps by `update(weights, gradients, values, loss)`, which returns next states and perhaps metrics."""
+
+    def run(v: Arrays) -> Outputs:
+        w = pick(v, net)
+        loss, grads = slope(lambda weights: objective(weights, v), w)
+        found = update(w, grads, v, loss)
+        states, metrics = found if isinstance(found, tuple) else (found, {})
+        return Outputs({"loss": loss}, metrics, states=states)
+
+    return steps(names, data, net | carried, run, **others)
+
+
+def runs(name: str, names: str, make: Callable[[], dict], **options: Any) -> Callable:
+    """Register the decorated `run(values)` as a kind of steps; `make` returns the other arguments of `steps`."""
+    return lambda run: kind(name)(lambda: steps(names, run=run, **make(), **options)) and run
+
+
+def trains(name: str, names: str, make: Callable[[], dict], **options: Any) -> Callable:
+    """Register the decorated objective as a kind of steps; `make` returns arrays for `trained`."""
+    return lambda objective: kind(name)(lambda: trained(names, objective=objective, **make(), **options)) and objective
+
+
+def updates(name: str, names: str, make: Callable[[], dict], objective: Callable, **options: Any) -> Callable:
+    """Register the decorated update as a kind of steps; `make` returns arrays for `ruled`."""
+    return lambda rule: kind(name)(lambda: ruled(names, objective=objective, update=rule, **make(), **options)) and rule
+
+
+def pick(values: Arrays, names: Iterable[str], pattern: str = "{}") -> Arrays:
     """Return the values that are named by a pattern of these names, under the plain names."""
     return {name: values[pattern.format(name)] for name in names}
 
