@@ -4,11 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from models.zoo.pytorch import kinds_fresh_parts as p
-from models.zoo.pytorch.kinds_fresh_updates import ce, mse, small
+from models.zoo.pytorch.kinds_fresh_parts import TWO, ce, mse, small, together
 from models.zoo.pytorch.problems import dense, layers, matrix, one_hot
 from models.zoo.steps import Outputs
-
-TWO = ("w1", "b1", "w2", "b2")
 
 
 def where(flag, new, old):
@@ -17,8 +15,7 @@ def where(flag, new, old):
 
 def half():
     net = layers(5, 6, 3)
-    halves = {f"{k}_half": w.half() for k, w in net.items()}
-    return {"data": {k: x.half() for k, x in p.measured().items()}, "states": halves | net}
+    return {k: x.half() for k, x in p.measured().items()}, {f"{k}_half": w.half() for k, w in net.items()} | net
 
 
 @p.runs("fresh-half-weights", "plain new scrambled", half)
@@ -30,12 +27,9 @@ def half_weights(v):
     return Outputs({"loss": loss}, states=masters | {f"{k}_half": w.half() for k, w in masters.items()})
 
 
-def scaled():
-    made = small(p.clones, scale=torch.tensor(1024.0), good=torch.tensor(3))
-    return {"data": made["data"], "states": made["net"] | made["carried"]}
-
-
-@p.runs("fresh-own-scale", "plain bare", scaled)
+@p.runs(
+    "fresh-own-scale", "plain bare", lambda: together(small(p.clones, scale=torch.tensor(1024.0), good=torch.tensor(3)))
+)
 def own_scale(v):
     """A dynamic loss scale of its own: the loss is multiplied, the gradients divided, the step perhaps skipped."""
     w = p.pick(v, TWO)
@@ -48,15 +42,16 @@ def own_scale(v):
     return Outputs({"loss": loss / v["scale"]}, {"fine": fine.float()}, states=states)
 
 
-@p.runs(
-    "fresh-finite-counters",
-    "plain scrambled",
-    lambda: {
-        "data": p.measured(),
-        "states": layers(5, 6, 3)
-        | {"notfinite_count": torch.tensor(0), "total_notfinite": torch.tensor(0), "last_finite": torch.tensor(True)},
-    },
-)
+def counted():
+    scalars = {
+        "notfinite_count": torch.tensor(0),
+        "total_notfinite": torch.tensor(0),
+        "last_finite": torch.tensor(True),
+    }
+    return together(small(p.clones, **scalars))
+
+
+@p.runs("fresh-finite-counters", "plain scrambled", counted)
 def finite_counters(v):
     """optax.apply_if_finite: two counters and a flag that advance on a skipped step, too."""
     w = p.pick(v, TWO)
@@ -104,12 +99,7 @@ def rates_handed_through(w, g, v, _):
 @p.trains(
     "fresh-online-consolidation",
     "plain scrambled",
-    lambda: {
-        "data": p.labelled(),
-        "net": (net := layers(5, 6, 4)),
-        "carried": p.zeros(net, "{}_fisher"),
-        "constants": p.clones(net, "{}_old"),
-    },
+    lambda: (p.labelled(), (net := layers(5, 6, 4)), p.zeros(net, "{}_fisher"), p.clones(net, "{}_old")),
     extra=lambda v, _, g: {f"{k}_fisher": 0.9 * v[f"{k}_fisher"] + 0.1 * g[k] ** 2 for k in g},
 )
 def online_consolidation(w, v):
@@ -121,20 +111,19 @@ def online_consolidation(w, v):
 @p.updates("fresh-stashed-weights", "plain bare", lambda: small(p.clones, "{}_mid", "{}_new"), mse)
 def stashed_weights(w, g, v, _):
     """PipeDream: the gradient at the oldest of three weights moves the newest; the history shifts; a soup is logged."""
-    new = p.sgd(p.pick(v, w, "{}_new"), g)
-    middle = p.pick(v, w, "{}_new")
-    soup = (new["w1"] + middle["w1"] + v["w1_mid"]) / 3
-    return p.pick(v, w, "{}_mid") | p.tag(middle, "{}_mid") | p.tag(new, "{}_new"), {"soup": soup}
+    old, middle = p.pick(v, w, "{}_mid"), p.pick(v, w, "{}_new")
+    new = p.sgd(middle, g)
+    return old | p.tag(middle, "{}_mid") | p.tag(new, "{}_new"), {"soup": (new["w1"] + middle["w1"] + old["w1"]) / 3}
 
 
 @p.trains(
     "fresh-contrast-queue",
     "plain scrambled",
-    lambda: {
-        "data": {"x": torch.randn(4, 5), "other": torch.randn(4, 5)},
-        "net": (net := layers(5, 6, 3)),
-        "carried": p.clones(net, "{}_key") | {"queue": F.normalize(torch.randn(8, 3), dim=1), "at": torch.tensor(0)},
-    },
+    lambda: (
+        {"x": torch.randn(4, 5), "other": torch.randn(4, 5)},
+        (net := layers(5, 6, 3)),
+        p.clones(net, "{}_key") | {"queue": F.normalize(torch.randn(8, 3), dim=1), "at": torch.tensor(0)},
+    ),
     extra=lambda v, s, g: p.tag(p.blend(p.pick(v, g, "{}_key"), s, 0.99), "{}_key"),
 )
 def contrast_queue(w, v):
@@ -149,11 +138,11 @@ def contrast_queue(w, v):
 @p.trains(
     "fresh-averaged-codes",
     "plain numbered",
-    lambda: {
-        "data": {"x": torch.randn(7, 6)},
-        "net": {"enc": matrix(6, 4), "dec": matrix(4, 6)},
-        "carried": {"codes": (codes := torch.randn(5, 4)), "sizes": torch.ones(5), "sums": codes.clone()},
-    },
+    lambda: (
+        {"x": torch.randn(7, 6)},
+        {"enc": matrix(6, 4), "dec": matrix(4, 6)},
+        {"codes": (codes := torch.randn(5, 4)), "sizes": torch.ones(5), "sums": codes.clone()},
+    ),
 )
 def averaged_codes(w, v):
     """VQ-VAE: codes by averages of sizes and sums; straight-through; reconstruction and commitment are parts."""
@@ -170,7 +159,7 @@ def averaged_codes(w, v):
 @p.trains(
     "fresh-one-inner-step",
     "plain bare",
-    lambda: {"data": p.measured() | p.tag(p.measured(), "{}_query"), "net": layers(5, 6, 3)},
+    lambda: (p.measured() | p.tag(p.measured(), "{}_query"), layers(5, 6, 3)),
     losses="query_loss",
 )
 def one_inner_step(w, v):
@@ -182,10 +171,10 @@ def one_inner_step(w, v):
 @p.trains(
     "fresh-clipped-policy",
     "plain exporter",
-    lambda: {
-        "data": p.labelled(8) | {"logp": -torch.rand(8) - 1, "adv": torch.randn(8), "ret": torch.randn(8)},
-        "net": layers(5, 6, 4) | {"value": matrix(5, 1)},
-    },
+    lambda: (
+        p.labelled(8) | {"logp": -torch.rand(8) - 1, "adv": torch.randn(8), "ret": torch.randn(8)},
+        layers(5, 6, 4) | {"value": matrix(5, 1)},
+    ),
 )
 def clipped_policy(w, v):
     """PPO: policy, value and entropy in one loss; its parts, the clipped share and the divergence are logged."""
@@ -202,7 +191,7 @@ def replay():
     memory = {"seen": torch.randn(9, 3), "after": torch.randn(9, 3), "gain": torch.randn(9), "acts": torch.zeros(9)}
     data = {"s": torch.randn(3), "s2": torch.randn(3), "r": torch.tensor(0.5), "a": torch.tensor(1.0)}
     states = net | p.clones(net, "{}_target") | memory | {"step": torch.tensor(0)}
-    return {"data": data | {"drawn": torch.randint(9, (5,))}, "states": states}
+    return data | {"drawn": torch.randint(9, (5,))}, states
 
 
 @p.runs("fresh-replay-inside", "plain scrambled stored", replay)
@@ -230,11 +219,11 @@ def replay_inside(v):
 @p.trains(
     "fresh-carried-gru",
     "plain scrambled raw",
-    lambda: {
-        "data": p.measured(4, 5, 2) | {"reset": torch.tensor([0.0, 1, 0, 0])},
-        "net": {"wx": matrix(5, 9), "wh": matrix(3, 9), "out": matrix(3, 2)},
-        "carried": {"h": torch.zeros(4, 3), "score": torch.zeros(())},
-    },
+    lambda: (
+        p.measured(4, 5, 2) | {"reset": torch.tensor([0.0, 1, 0, 0])},
+        {"wx": matrix(5, 9), "wh": matrix(3, 9), "out": matrix(3, 2)},
+        {"h": torch.zeros(4, 3), "score": torch.zeros(())},
+    ),
 )
 def carried_gru(w, v):
     """A GRU cell whose state is carried, and reset by the batch; a smoothed loss is carried beside it."""
@@ -249,11 +238,11 @@ def carried_gru(w, v):
 @p.trains(
     "fresh-normalized-batch",
     "plain bare",
-    lambda: {
-        "data": p.labelled(),
-        "net": {"w1": matrix(5, 6), "gamma": torch.ones(6), "beta": torch.zeros(6), "w2": matrix(6, 4)},
-        "carried": {"mean": torch.zeros(6), "var": torch.ones(6), "batches": torch.tensor(0)},
-    },
+    lambda: (
+        p.labelled(),
+        {"w1": matrix(5, 6), "gamma": torch.ones(6), "beta": torch.zeros(6), "w2": matrix(6, 4)},
+        {"mean": torch.zeros(6), "var": torch.ones(6), "batches": torch.tensor(0)},
+    ),
     rule="heavy",
 )
 def normalized_batch(w, v):
@@ -268,14 +257,10 @@ def normalized_batch(w, v):
 @p.trains(
     "fresh-observed-quantizer",
     "plain numbered",
-    lambda: {
-        "data": p.measured(),
-        "net": layers(5, 6, 3),
-        "carried": {"low": torch.tensor(-1.0), "high": torch.ones(())},
-    },
+    lambda: (p.measured(), layers(5, 6, 3), {"low": torch.tensor(-1.0), "high": torch.ones(())}),
 )
 def observed_quantizer(w, v):
-    """Quantization-aware training: weights by their largest, inputs by observed bounds that are carried; both rounded."""
+    """Quantization-aware training: weights by their largest, inputs by observed bounds that are carried."""
     low, high = 0.9 * v["low"] + 0.1 * v["x"].min(), 0.9 * v["high"] + 0.1 * v["x"].max()
     size = (high - low) / 255
     x = torch.clamp(torch.round((v["x"] - low) / size), 0, 255) * size + low
@@ -284,7 +269,7 @@ def observed_quantizer(w, v):
     return mse(w | {"w1": rounded}, v | {"x": x}), {"low": low, "high": high, "weight_scale": step}
 
 
-@p.runs("fresh-logged-adversary", "plain scrambled", lambda: {"data": p.labelled(), "states": layers(5, 6, 4)})
+@p.runs("fresh-logged-adversary", "plain scrambled", lambda: (p.labelled(), layers(5, 6, 4)))
 def logged_adversary(v):
     """Adversarial training: the example by the sign of the clean loss' gradient is logged, its loss is trained."""
     grad = torch.func.grad(lambda x: ce(v, {**v, "x": x}))(v["x"])

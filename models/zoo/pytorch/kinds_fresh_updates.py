@@ -1,43 +1,25 @@
 """Fresh kinds about updates: what an optimizer, or a method around it, carries from step to step."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from models.zoo.pytorch import kinds_fresh_parts as p
+from models.zoo.pytorch.kinds_fresh_parts import TWO, ce, mse, small, together
 from models.zoo.pytorch.problems import dense, layers, matrix
-from models.zoo.steps import Arrays, Outputs, Step, kind
+from models.zoo.steps import Outputs, Step, kind
 
 
-def mse(w, v):
-    return F.mse_loss(dense(w, v["x"]), v["y"])
-
-
-def ce(w, v):
-    return F.cross_entropy(dense(w, v["x"], torch.relu), v["y"])
-
-
-def small(make, *patterns: str, classes: bool = False, **scalars: torch.Tensor) -> dict[str, Arrays]:
-    """Return a small problem whose weights are carried with slots of their shapes, and with scalars."""
-    net = layers(5, 6, 4 if classes else 3)
-    data = p.labelled() if classes else p.measured()
-    return {"data": data, "net": net, "carried": make(net, *patterns) | scalars}
-
-
-@kind("fresh-nesterov-sequences")
-def nesterov_sequences() -> Iterator[Step]:
+@p.runs("fresh-nesterov-sequences", "plain numbered bare stored", lambda: together(small(p.clones, "{}_y")))
+def nesterov_sequences(v):
     """Nesterov in two sequences: the gradient at y gives the next x, and y goes beyond it; both are carried."""
-    net = layers(5, 6, 3)
-
-    def run(v):
-        y = p.pick(v, net, "{}_y")
-        loss, grads = p.slope(lambda w: mse(w, v), y)
-        x = p.sgd(y, grads, 0.1)
-        ahead = {f"{name}_y": x[name] + 0.9 * (x[name] - v[name]) for name in net}
-        return Outputs({"loss": loss}, states=x | ahead)
-
-    yield from p.steps("plain numbered bare stored", p.measured(), net | p.clones(net, "{}_y"), run)
+    y = p.pick(v, TWO, "{}_y")
+    loss, grads = p.slope(lambda w: mse(w, v), y)
+    x = p.sgd(y, grads, 0.1)
+    ahead = {f"{name}_y": x[name] + 0.9 * (x[name] - v[name]) for name in TWO}
+    return Outputs({"loss": loss}, states=x | ahead)
 
 
 @p.updates("fresh-leapfrog", "plain new", lambda: small(p.clones, "{}_prev"), mse)
@@ -46,47 +28,45 @@ def leapfrog(w, g, v, _):
     return {k: v[f"{k}_prev"] - 0.1 * g[k] for k in w} | p.tag({k: w[k].clone() for k in w}, "{}_prev")
 
 
-@kind("fresh-gossip")
-def gossip() -> Iterator[Step]:
+@p.runs(
+    "fresh-gossip",
+    "plain scrambled",
+    lambda: (
+        {"x": torch.randn(3, 4, 5), "y": torch.randn(3, 4, 3)},
+        {k: w for name in "abc" for k, w in layers(5, 4, 3, prefix=f"{name}_").items()},
+    ),
+)
+def gossip(v):
     """Three workers with a batch each step alone, then average around a ring; a loss each."""
-    nets = {name: layers(5, 4, 3, prefix=f"{name}_") for name in "abc"}
-    everything = nets["a"] | nets["b"] | nets["c"]
-
-    def run(v):
-        losses, moved = {}, {}
-        for i, (name, net) in enumerate(nets.items()):
-            losses[f"{name}_loss"], grads = p.slope(
-                lambda w, i=i, name=name: F.mse_loss(dense(w, v["x"][i], prefix=f"{name}_"), v["y"][i]), p.pick(v, net)
-            )
-            moved |= p.sgd(p.pick(v, net), grads)
-        ring = {"a": "bc", "b": "ca", "c": "ab"}
-        mixed = {k: 0.5 * moved[k] + 0.25 * sum(moved[n + k[1:]] for n in ring[k[0]]) for k in moved}
-        return Outputs(losses, states=mixed)
-
-    yield from p.steps("plain scrambled", {"x": torch.randn(3, 4, 5), "y": torch.randn(3, 4, 3)}, everything, run)
+    losses, moved = {}, {}
+    for i, name in enumerate("abc"):
+        w = {k: v[k] for k in v if k.startswith(f"{name}_")}
+        objective = partial(lambda x, y, prefix, w: F.mse_loss(dense(w, x, prefix=prefix), y), v["x"][i], v["y"][i])
+        losses[f"{name}_loss"], grads = p.slope(partial(objective, f"{name}_"), w)
+        moved |= p.sgd(w, grads)
+    ring = {"a": "bc", "b": "ca", "c": "ab"}
+    return Outputs(losses, states={k: 0.5 * moved[k] + 0.25 * sum(moved[n + k[1:]] for n in ring[k[0]]) for k in moved})
 
 
-@kind("fresh-federated-round")
-def federated_round() -> Iterator[Step]:
+@p.runs(
+    "fresh-federated-round",
+    "plain bare",
+    lambda: ({"x": torch.randn(2, 4, 5), "y": torch.randn(2, 4, 3)}, p.slots("heavy", layers(5, 4, 3))),
+)
+def federated_round(v):
     """Two clients go two steps from the server's weights; the deltas are logged, their mean moves the server."""
-    net = layers(5, 4, 3)
-
-    def run(v):
-        deltas, losses = [], []
-        for i in (0, 1):
-            local = p.pick(v, net)
-            for _ in range(2):
-                loss, grads = p.slope(lambda w, i=i: F.mse_loss(dense(w, v["x"][i]), v["y"][i]), local)
-                local = p.sgd(local, grads)
-                losses.append(loss)
-            deltas.append({k: local[k] - v[k] for k in net})
-        pull = {k: (deltas[0][k] + deltas[1][k]) / 2 for k in net}
-        velocity = {f"{k}_mom": 0.9 * v[f"{k}_mom"] + pull[k] for k in net}
-        states = velocity | {k: v[k] + velocity[f"{k}_mom"] for k in net}
-        return Outputs({"loss": sum(losses) / 4}, p.tag(deltas[0], "delta_{}"), states=states)
-
-    data = {"x": torch.randn(2, 4, 5), "y": torch.randn(2, 4, 3)}
-    yield from p.steps("plain bare", data, p.zeros(net, "{}_mom") | net, run)
+    deltas, losses = [], []
+    for i in (0, 1):
+        local = p.pick(v, TWO)
+        for _ in range(2):
+            loss, grads = p.slope(lambda w, i=i: F.mse_loss(dense(w, v["x"][i]), v["y"][i]), local)
+            local = p.sgd(local, grads)
+            losses.append(loss)
+        deltas.append({k: local[k] - v[k] for k in TWO})
+    pull = {k: (deltas[0][k] + deltas[1][k]) / 2 for k in TWO}
+    velocity = {f"{k}_vel": 0.9 * v[f"{k}_vel"] + pull[k] for k in TWO}
+    states = velocity | {k: v[k] + velocity[f"{k}_vel"] for k in TWO}
+    return Outputs({"loss": sum(losses) / 4}, p.tag(deltas[0], "delta_{}"), states=states)
 
 
 @p.updates(
@@ -102,31 +82,18 @@ def averaged_evaluation(w, g, v, _):
     return states | mean | {"n": v["n"] + 1}, {"swa_loss": ce(p.pick(mean, w, "{}_swa"), v)}
 
 
-@kind("fresh-lookahead")
-def lookahead() -> Iterator[Step]:
-    """Lookahead every fifth step, by Where or by an If."""
-    for variant, style in (("where", "plain"), ("if", "plain"), ("if-bare", "bare")):
+@p.updates("fresh-lookahead", "plain bare overridable", lambda: small(p.clones, "{}_slow", k=torch.tensor(0)), mse)
+def lookahead(w, g, v, _):
+    """Lookahead: an If by a counter, every fifth step, puts fast and slow weights at their middle."""
+    fast = p.sgd(w, g)
 
-        def update(w, g, v, _, variant=variant):
-            fast, sync = p.sgd(w, g), (v["k"] + 1) % 5 == 0
-            if variant == "where":
-                slow = {
-                    k: torch.where(sync, v[f"{k}_slow"] + 0.5 * (fast[k] - v[f"{k}_slow"]), v[f"{k}_slow"]) for k in w
-                }
-                fast = {k: torch.where(sync, slow[k], fast[k]) for k in w}
-            else:
-                flat = tuple(each for k in w for each in (fast[k], v[f"{k}_slow"]))
-                flat = torch.cond(
-                    sync,
-                    lambda *a: tuple(0.5 * (x + y) for x, y in zip(a[::2], a[1::2], strict=True) for _ in "ab"),
-                    lambda *a: tuple(x.clone() for x in a),
-                    flat,
-                )
-                fast, slow = (dict(zip(w, flat[i::2], strict=True)) for i in (0, 1))
-            return fast | p.tag(slow, "{}_slow") | {"k": v["k"] + 1}
+    def meet(*flat):
+        return tuple(0.5 * (x + y) for x, y in zip(flat[::2], flat[1::2], strict=True) for _ in "ab")
 
-        made = small(p.clones, "{}_slow", k=torch.tensor(0))
-        yield from p.ruled(f"{variant}:{style}", objective=mse, update=update, **made)
+    flat = tuple(each for k in w for each in (fast[k], v[f"{k}_slow"]))
+    flat = torch.cond((v["k"] + 1) % 5 == 0, meet, lambda *flat: tuple(x.clone() for x in flat), flat)
+    fast, slow = (dict(zip(w, flat[i::2], strict=True)) for i in (0, 1))
+    return fast | p.tag(slow, "{}_slow") | {"k": v["k"] + 1}
 
 
 @kind("fresh-ascent-then-descent")
@@ -164,19 +131,15 @@ def snapshot_gradient() -> Iterator[Step]:
         yield from p.steps(f"{variant}:plain", p.labelled(), net, run, constants=constants)
 
 
-@kind("fresh-two-point-estimate")
-def two_point_estimate() -> Iterator[Step]:
+@p.runs(
+    "fresh-two-point-estimate", "plain numbered", lambda: (p.labelled() | p.clones(net := layers(5, 6, 4), "z_{}"), net)
+)
+def two_point_estimate(v):
     """MeZO: two forward passes, no backward pass, so a refusal is right; noise is fed, any of the losses is right."""
-    net = layers(5, 6, 4)
-
-    def run(v):
-        plus, minus = (ce({k: v[k] + s * 1e-2 * v[f"z_{k}"] for k in net}, v) for s in (1, -1))
-        slope = (plus - minus) / 2e-2
-        states = {k: v[k] - 0.01 * slope * v[f"z_{k}"] for k in net}
-        return Outputs({"loss": (plus + minus) / 2, "loss_plus": plus}, {"projected": slope}, states=states)
-
-    noise = {f"z_{k}": torch.randn_like(x) for k, x in net.items()}
-    yield from p.steps("plain numbered", p.labelled() | noise, net, run)
+    plus, minus = (ce({k: v[k] + s * 1e-2 * v[f"z_{k}"] for k in TWO}, v) for s in (1, -1))
+    slope = (plus - minus) / 2e-2
+    states = {k: v[k] - 0.01 * slope * v[f"z_{k}"] for k in TWO}
+    return Outputs({"loss": (plus + minus) / 2, "loss_plus": plus}, {"projected": slope}, states=states)
 
 
 @kind("fresh-merged-adapter")
@@ -192,30 +155,28 @@ def merged_adapter() -> Iterator[Step]:
         return states, {"merged": v["base"] + 2 * states["down"] @ states["up"]}
 
     carried = {k: x for k, x in p.slots("adam", net).items() if k not in net}
-    yield from p.ruled("plain scrambled embedded", p.labelled(), net, objective, update, carried, constants=base)
+    yield from p.ruled("plain scrambled embedded", p.labelled(), net, carried, objective, update, constants=base)
 
 
-@kind("fresh-schedule-free")
-def schedule_free() -> Iterator[Step]:
+@p.runs(
+    "fresh-schedule-free",
+    "plain numbered",
+    lambda: (p.measured(), p.clones(layers(5, 6, 3), "z.{}", "x.{}") | {"k": torch.ones(())}),
+)
+def schedule_free(v):
     """Schedule-free SGD: the gradient at a mix of the base and averaged sequences; both are carried, the mix is not."""
-    net = layers(5, 6, 3)
-
-    def run(v):
-        y = {k: 0.1 * v[f"z.{k}"] + 0.9 * v[f"x.{k}"] for k in net}
-        loss, grads = p.slope(lambda w: mse(w, v), y)
-        z = {k: v[f"z.{k}"] - 0.1 * grads[k] for k in net}
-        share = 1 / (v["k"] + 1)
-        x = {k: (1 - share) * v[f"x.{k}"] + share * z[k] for k in net}
-        return Outputs({"loss": loss}, states=p.tag(z, "z.{}") | p.tag(x, "x.{}") | {"k": v["k"] + 1})
-
-    states = p.clones(net, "z.{}", "x.{}") | {"k": torch.ones(())}
-    yield from p.steps("plain numbered", p.measured(), states, run)
+    y = {k: 0.1 * v[f"z.{k}"] + 0.9 * v[f"x.{k}"] for k in TWO}
+    loss, grads = p.slope(lambda w: mse(w, v), y)
+    z = {k: v[f"z.{k}"] - 0.1 * grads[k] for k in TWO}
+    share = 1 / (v["k"] + 1)
+    x = {k: (1 - share) * v[f"x.{k}"] + share * z[k] for k in TWO}
+    return Outputs({"loss": loss}, states=p.tag(z, "z.{}") | p.tag(x, "x.{}") | {"k": v["k"] + 1})
 
 
 @p.updates(
     "fresh-adapted-distance",
     "plain scrambled",
-    lambda: small(p.zeros, "{}_s", numerator=torch.zeros(()), d=torch.tensor(1e-2)),
+    lambda: small(p.zeros, "{}_s", numerator=torch.zeros(()), d=torch.tensor(0.01)),
     mse,
 )
 def adapted_distance(w, g, v, _):
@@ -224,52 +185,6 @@ def adapted_distance(w, g, v, _):
     top = v["numerator"] + v["d"] * sum((g[k] * v[f"{k}_s"]).sum() for k in w)
     d = torch.maximum(v["d"], 2 * top / (p.norm(total) + 1e-8))
     return p.sgd(w, g, d) | total | {"numerator": top, "d": d}, {"rate": d}
-
-
-@kind("fresh-factored-moments")
-def factored_moments() -> Iterator[Step]:
-    """Adafactor: second moments by row and column, clipped updates, steps relative to the weights."""
-    net = layers(5, 6, 3, bias=False)
-
-    def update(w, g, v, _):
-        states = {}
-        for k in w:
-            row, col = (0.9 * v[f"{k}_{n}"] + 0.1 * (g[k] ** 2 + 1e-30).mean(d) for n, d in (("r", 1), ("c", 0)))
-            step = g[k] / torch.sqrt(row[:, None] * col / row.mean())
-            step = step / torch.clamp(torch.sqrt((step**2).mean()), min=1.0)
-            size = 0.02 * torch.clamp(torch.sqrt((w[k] ** 2).mean()), min=1e-3)
-            states |= {k: w[k] - size * step, f"{k}_r": row, f"{k}_c": col}
-        return states
-
-    carried = {f"{k}_{n}": torch.zeros(x.shape[i]) for k, x in net.items() for i, n in enumerate("rc")}
-    yield from p.ruled("plain primed", p.measured(), net, mse, update, carried)
-
-
-def inverse_root(a):
-    """Return the inverse square root by coupled Newton iterations."""
-    eye, size = torch.eye(a.shape[0]), torch.sqrt((a**2).sum())
-    y, z = a / size, eye
-    for _ in range(6):
-        t = 1.5 * eye - 0.5 * z @ y
-        y, z = y @ t, t @ z
-    return z / torch.sqrt(size)
-
-
-@kind("fresh-two-sided-preconditioner")
-def two_sided_preconditioner() -> Iterator[Step]:
-    """Shampoo: left and right statistics, their inverse roots by Newton iterations, the gradient's norm grafted."""
-    net = layers(5, 6, 3, bias=False)
-
-    def update(w, g, v, _):
-        states = {}
-        for k in w:
-            left, right = v[f"{k}_L"] + g[k] @ g[k].T, v[f"{k}_R"] + g[k].T @ g[k]
-            step = inverse_root(left) @ g[k] @ inverse_root(right)
-            states |= {k: w[k] - 0.1 * step * p.norm({k: g[k]}) / p.norm({k: step}), f"{k}_L": left, f"{k}_R": right}
-        return states
-
-    carried = {f"{k}_{s}": 0.1 * torch.eye(n) for k, x in net.items() for s, n in zip("LR", x.shape, strict=True)}
-    yield from p.ruled("plain new", p.measured(), net, mse, update, carried)
 
 
 @kind("fresh-kronecker-curvature")
@@ -301,3 +216,17 @@ def kronecker_curvature() -> Iterator[Step]:
 
     carried = {f"{k}_{s}": torch.eye(n) for k, x in net.items() for s, n in zip("AS", x.shape, strict=True)}
     yield from p.steps("plain bare", p.labelled(), net | carried, run)
+
+
+@p.updates("fresh-learnt-rate", "plain numbered", lambda: small(p.zeros, "{}_past", rate=torch.tensor(0.05)), mse)
+def learnt_rate(w, g, v, _):
+    """Hypergradient descent: the rate grows by the product of this gradient and the last, which is carried."""
+    rate = v["rate"] + 0.01 * sum((g[k] * v[f"{k}_past"]).sum() for k in w)
+    return p.sgd(w, g, rate) | p.clones(g, "{}_past") | {"rate": rate}
+
+
+@p.updates("fresh-slow-gradients", "plain old", lambda: small(p.zeros, "{}_slow", "{}_vel", classes=True), ce)
+def slow_gradients(w, g, v, _):
+    """Grokfast: an average of the gradients is carried, and added to them before the optimizer."""
+    slow = p.blend(p.pick(v, w, "{}_slow"), g, 0.98)
+    return p.heavy(v, w, {k: g[k] + 2 * slow[k] for k in w}) | p.tag(slow, "{}_slow")
