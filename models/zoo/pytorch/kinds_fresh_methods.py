@@ -72,7 +72,7 @@ def accumulated_four(w, g, v, _):
 
 @p.updates(
     "fresh-best-so-far",
-    "plain new bare",
+    "plain new bare dynamic",
     lambda: small(p.clones, "{}_best", best=torch.tensor(9.0), bad=torch.tensor(0)),
     mse,
 )
@@ -87,7 +87,7 @@ def best_so_far(w, g, v, loss):
 
 @p.updates(
     "fresh-rates-handed-through",
-    "plain numbered",
+    "plain numbered stored",
     lambda: small(p.zeros, "{}_vel", rate=torch.tensor(0.05), beta=torch.tensor(0.9)),
     mse,
 )
@@ -218,7 +218,7 @@ def replay_inside(v):
 
 @p.trains(
     "fresh-carried-gru",
-    "plain scrambled raw",
+    "plain scrambled raw stored",
     lambda: (
         p.measured(4, 5, 2) | {"reset": torch.tensor([0.0, 1, 0, 0])},
         {"wx": matrix(5, 9), "wh": matrix(3, 9), "out": matrix(3, 2)},

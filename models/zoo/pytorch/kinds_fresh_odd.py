@@ -31,12 +31,12 @@ def forward_forward(w, v):
     lambda: (p.measured(1, 5, 1) | {"after": torch.randn(1, 5)}, (net := layers(5, 6, 1)) | p.zeros(net, "{}_trace")),
 )
 def eligibility_traces(v):
-    """TD(lambda): the gradient of a value, no loss, decays in traces that the error multiplies; a refusal is right."""
+    """TD(lambda): the value is what is differentiated, no loss; its slope decays in traces. A refusal is right, too."""
     value, grads = p.slope(lambda w: dense(w, v["x"]).sum(), p.pick(v, TWO))
     error = v["y"].sum() + 0.9 * dense(v, v["after"]).sum() - value
     traces = {f"{k}_trace": 0.8 * v[f"{k}_trace"] + grads[k] for k in TWO}
     states = {k: v[k] + 0.02 * error * traces[f"{k}_trace"] for k in TWO}
-    return Outputs(metrics={"squared_error": error**2, "value": value}, states=states | traces)
+    return Outputs({"value": value}, {"squared_error": error**2}, states=states | traces)
 
 
 @p.runs(
