@@ -210,7 +210,7 @@ def clip_temperature(w, v):
 
 @kind("fresh-logged-penalty")
 def logged_penalty() -> Iterator[Step]:
-    """Decoupled decay with a penalized loss that nobody differentiates; or the penalty is part of the loss."""
+    """Decoupled decay with a penalized loss that is not differentiated; or the penalty is part of the loss."""
 
     def objective(w, v, coupled=False):
         task = F.mse_loss(dense(w, v["x"]), v["y"])

@@ -1,4 +1,4 @@
-"""Fresh kinds about methods: precision, counters, buffers, reinforcement, and what nobody would list."""
+"""Fresh kinds about methods: precision, counters, buffers, reinforcement."""
 
 import torch
 import torch.nn.functional as F

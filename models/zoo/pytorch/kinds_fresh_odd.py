@@ -1,4 +1,4 @@
-"""Fresh kinds that nobody would list."""
+"""Fresh kinds that no list has."""
 
 import torch
 import torch.nn.functional as F
