@@ -28,6 +28,7 @@ __all__ = [
     "DIRECT",
     "LEAST_SHARE",
     "NEXT_STATE",
+    "ByType",
     "Factors",
     "Type",
     "Update",
@@ -355,11 +356,35 @@ def is_constant_view(output: ir.Value) -> bool:
 
 def type_of(value: ir.Value) -> Type:
     """Return the dtype and the shape of a value, None for unknown ones."""
-    return value.dtype, None if value.shape is None else tuple(value.shape)
+    return value.dtype, None if value.shape is None else value.shape.dims
 
 
 def same_type(output: ir.Value, value: ir.Value) -> bool:
     """Return whether two values have the same dtype and shape, as far as both are known."""
     if output.dtype is not None and value.dtype is not None and output.dtype is not value.dtype:
         return False
-    return output.shape is None or value.shape is None or tuple(output.shape) == tuple(value.shape)
+    return output.shape is None or value.shape is None or output.shape.dims == value.shape.dims
+
+
+class ByType:
+    """Values by type.
+
+    Args:
+        values: the values, each once.
+    """
+
+    def __init__(self, values: Iterable[ir.Value]) -> None:
+        self._groups: dict[Type, list[ir.Value]] = {}
+        for value in values:
+            self._groups.setdefault(type_of(value), []).append(value)
+        self._like: dict[Type, dict[ir.Value, None]] = {}
+
+    def like(self, value: ir.Value) -> Collection[ir.Value]:
+        """Return the values of another one's type, as far as both are known, in order."""
+        kind = type_of(value)
+        if kind not in self._like:
+            first = [] if None in kind else self._groups.get(kind, [])
+            others = (kinds for kinds in self._groups if None in kind or (None in kinds and kinds != kind))
+            alike = (each for kinds in others for each in self._groups[kinds] if same_type(value, each))
+            self._like[kind] = dict.fromkeys((*first, *alike))
+        return self._like[kind].keys()

@@ -16,11 +16,10 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Matched, doubt
-from graphscale.analysis.roles.evidence import Evidence, Strength, Table, gather, possibilities
+from graphscale.analysis.roles.evidence import Evidence, Row, Strength, Table, possibilities
 from graphscale.analysis.roles.facts import Facts
 from graphscale.analysis.roles.fixed import Gradients, fixed_role
-from graphscale.analysis.roles.naming import likeness, widest_pattern
-from graphscale.analysis.roles.nearness import Nearness
+from graphscale.analysis.roles.naming import widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, Update, same_type
@@ -50,7 +49,7 @@ def assign_roles(
     """
     facts = Facts(topology, plan)
     gradients = Gradients(facts)
-    table = gather(facts, gradients)
+    table = Table(facts, gradients)
 
     def assign(answered: Mapping[ir.Value, Assigned]) -> dict[ir.Value, Assigned]:
         return _assign(facts, gradients, table, answered)
@@ -69,52 +68,60 @@ def _assign(
     fixed = {o: fixed_role(facts, gradients, o) for o in facts.outputs if o not in answered}
     outputs = {**answered, **{o: role for o, role in fixed.items() if role is not None}}
     taken = {each.pair for each in answered.values()}
-    left = {o: {v: e for v, e in table[o].items() if v not in taken} for o in facts.outputs if o not in outputs}
-    outputs |= _match(left)
-    left |= {o: possibilities(facts, o) | left[o] for o in left if o not in outputs}
-    likes = {output: facts.inputs_like(output) for output in facts.outputs}
-    pattern = widest_pattern(likes, [output for output, row in left.items() if row], facts.takes_gradient)
-    outputs |= _unmatched(left, outputs)
-    step = Matched(facts, gradients, left, outputs, pattern)
-    return outputs | _propose(step, doubt(step))
+    left = [output for output in facts.outputs if output not in outputs]
+    outputs |= _match(table, left, taken)
+    open_ = [output for output in left if output not in outputs]
+    rows = {o: possibilities(facts, o) | {v: e for v, e in table.row(o).items() if v not in taken} for o in open_}
+    shown = [output for output in left if rows.get(output, True)]
+    pattern = widest_pattern(facts.outputs, facts.holders, shown, facts.takes_gradient)
+    outputs |= _unmatched(rows, outputs)
+    step = Matched(facts, gradients, table, outputs, pattern)
+    return outputs | _propose(step, rows, doubt(step))
 
 
-def _match(table: Table) -> dict[ir.Value, Assigned]:
+def _match(table: Table, outputs: Collection[ir.Value], taken: set[ir.Value | None]) -> dict[ir.Value, Assigned]:
     """Match outputs with inputs by elimination, from the strongest evidence to the weakest."""
     pairs: dict[ir.Value, ir.Value] = {}
     for least in sorted(Strength, reverse=True)[:-1]:
-        taken = {*pairs.values()}
+        used = taken.union(pairs.values())
         pairs |= eliminate(
             {
-                output: [value for value, each in row.items() if each.strength >= least and value not in taken]
-                for output, row in table.items()
-                if output not in pairs
+                o: [v for v, each in table.row(o, least).items() if each.strength >= least and v not in used]
+                for o in outputs
+                if o not in pairs
             }
         )
-    return {output: Assigned(Role.STATE, table[output][value].text, value) for output, value in pairs.items()}
+    return {o: Assigned(Role.STATE, table.evidence(o, value).text, value) for o, value in pairs.items()}
 
 
-def _unmatched(left: Table, outputs: Mapping[ir.Value, Assigned]) -> dict[ir.Value, Assigned]:
+def _unmatched(rows: Mapping[ir.Value, Row], outputs: Mapping[ir.Value, Assigned]) -> dict[ir.Value, Assigned]:
     """Treat as metrics the outputs that could replace no open input; the others are open."""
     taken, found = {each.pair for each in outputs.values()}, dict[ir.Value, Assigned]()
-    for output in (output for output in left if output not in outputs):
-        values = [value for value in left[output] if value not in taken]
+    for output, row in rows.items():
+        values = [value for value in row if value not in taken]
         count = "an open input" if len(values) == 1 else f"{len(values)} open inputs"
         evidence = f"it has the type of {count}" if values else "no open input has its type"
         found[output] = Assigned(Role.METRIC, evidence, certain=not values)
     return found
 
 
-def _propose(step: Matched, doubts: Mapping[ir.Value, tuple[str, bool]]) -> dict[ir.Value, Assigned]:
+def _propose(
+    step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Value, tuple[str, bool]]
+) -> dict[ir.Value, Assigned]:
     """Propose the likeliest role for each output that is open or in doubt."""
     facts, outputs = step.facts, step.outputs
     freed = {outputs[output].pair for output in doubts}
-    others = {o for o, row in step.table.items() if outputs[o].pair is None and not freed.isdisjoint(row)}
+    others = {output for output, row in rows.items() if not freed.isdisjoint(row)}
     opened = [o for o, each in outputs.items() if o in doubts or o in others or not each.certain]
+    if not opened:
+        return {}
+    from graphscale.analysis.roles.nearness import Nearness, likeness  # few steps leave a question
+
     taken = {each.pair for o, each in outputs.items() if o not in opened}
     nearness, edges = Nearness(facts), []
     for output in opened:
-        row = possibilities(facts, output) | step.table.get(output, {})
+        known = rows.get(output, {}) if outputs[output].pair is None else step.table.row(output)
+        row = possibilities(facts, output) | known
         for value in (each for each in facts.inputs_like(output) if each not in taken):
             is_excluded = outputs[output].pair is value and output in doubts and doubts[output][1]
             if not is_excluded and _is_likely(step, output, value, row.get(value)):
@@ -191,7 +198,7 @@ def _answered(
         )
     # A gradient that the next step compares with its own is state.
     places = [o for o in facts.outputs if o in chosen and o not in found]
-    places = [o for o in places if not any(gradients.meets(o, value) for value in facts.inputs_like(o))]
+    places = [o for o in places if not gradients.met(o)]
     return found | {output: Assigned(Role.GRADIENT, answers.evidence(output.name)) for output in places}
 
 

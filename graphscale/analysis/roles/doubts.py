@@ -6,6 +6,7 @@ Names that agree with a pair settle the doubts about its content.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
@@ -14,7 +15,7 @@ from graphscale.analysis.roles.evidence import Strength, Table
 from graphscale.analysis.roles.facts import Facts
 from graphscale.analysis.roles.fixed import Gradients
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
+from graphscale.analysis.updates import NEXT_STATE, ByType, find_coefficients, same_type
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
 
 __all__ = ["Matched", "doubt"]
@@ -43,17 +44,35 @@ class Matched:
     outputs: Mapping[ir.Value, Assigned]
     pattern: Mapping[ir.Value, ir.Value]
 
-    @property
+    @functools.cached_property
     def pairs(self) -> dict[ir.Value, ir.Value]:
         """The certain pairs by evidence alone, without those that the user named."""
         return {o: a.pair for o, a in self.outputs.items() if a.pair is not None and a.certain and not a.is_named}
 
+    @functools.cached_property
+    def owners(self) -> dict[ir.Value, ir.Value]:
+        """The output of each input in a certain pair by evidence alone."""
+        return {value: output for output, value in self.pairs.items()}
+
+    @functools.cached_property
+    def nexts(self) -> ByType:
+        """The outputs of these pairs."""
+        return ByType(self.pairs)
+
+    @functools.cached_property
+    def unpaired(self) -> tuple[ir.Value, ...]:
+        """The inputs and initializers without a next value."""
+        taken = {each.pair for each in self.outputs.values()}
+        return tuple(value for value in self.facts.holders if value not in taken)
+
+    @functools.cached_property
+    def _left(self) -> ByType:
+        return ByType(value for value in self.unpaired if value not in self.facts.topology.forward)
+
     def left_like(self, output: ir.Value) -> list[ir.Value]:
         """Return the inputs of an output's type outside the loss that have no next value yet."""
-        taken = {each.pair for each in self.outputs.values()}
-        forward = self.facts.topology.forward
-        left = (v for v in self.facts.inputs_like(output) if v not in taken and v not in forward)
-        return [v for v in left if v is not output and (v.is_graph_input() or self._may_be_stored(output, v))]
+        left = (value for value in self._left.like(output) if value is not output)
+        return [v for v in left if v.is_graph_input() or self._may_be_stored(output, v)]
 
     def _may_be_stored(self, output: ir.Value, value: ir.Value) -> bool:
         """Return whether an initializer may hold state beside the weights: unlike an operand, or a repeated number."""
@@ -68,7 +87,7 @@ class Matched:
 
     def strength(self, output: ir.Value, value: ir.Value) -> Strength:
         """Return the strength of the evidence for a pair."""
-        return self.table[output][value].strength
+        return self.table.evidence(output, value).strength
 
 
 def doubt(step: Matched) -> dict[ir.Value, tuple[str, bool]]:
@@ -95,9 +114,9 @@ def _other_names(step: Matched) -> Iterator[_Doubt]:
 
 def _named_metrics(step: Matched) -> Iterator[_Doubt]:
     """Doubt metrics that are named after an open input of their type."""
-    taken = {each.pair for each in step.outputs.values()}
     for output, value in step.pattern.items():
-        if step.outputs[output].role is Role.METRIC and not step.outputs[output].is_named and value not in taken:
+        is_metric = step.outputs[output].role is Role.METRIC and not step.outputs[output].is_named
+        if is_metric and value in step.unpaired:
             yield output, f"it is named after {value.name!r}", False
 
 
@@ -117,22 +136,20 @@ def _silent_names(step: Matched) -> Iterator[_Doubt]:
 
 def _exchanged(step: Matched) -> Iterator[_Doubt]:
     """Doubt two outputs that hold each other's input."""
-    pairs, held = step.pairs, step.facts.held
-    owners = {v: o for o, v in pairs.items()}
-    for output, value in pairs.items():
-        for other in (owners.get(each) for each in held(output)):
+    held = step.facts.held
+    for output, value in step.pairs.items():
+        for other in (step.owners.get(each) for each in held(output)):
             if other is not None and other is not output and value in held(other):
                 yield output, f"it could be exchanged with {other.name!r}: each holds the other's input", False
 
 
 def _holds_next(step: Matched) -> Iterator[_Doubt]:
     """Doubt an output that holds the next value of another state, beside an unknown share of its own input."""
-    pairs = step.pairs
+    facts, pairs = step.facts, step.pairs
     for output, value in pairs.items():
         if step.strength(output, value) <= Strength.SHARE and not is_scalar(value):
-            others = {o for o in pairs if o is not output and same_type(o, output)}
-            for other, c in find_coefficients(output, others, step.facts.factors).items():
-                if c >= NEXT_STATE and other not in step.facts.views(output):
+            for other, c in find_coefficients(output, step.nexts.like(output), facts.factors).items():
+                if c >= NEXT_STATE and other not in facts.views(output):
                     yield output, f"it holds {other.name!r}, the next value of another state", False
                     yield other, f"{output.name!r} holds it, and may be the next value of {pairs[other].name!r}", False
 
@@ -146,22 +163,26 @@ def _negative(step: Matched) -> Iterator[_Doubt]:
 
 def _stays(step: Matched) -> Iterator[_Doubt]:
     """Doubt a state that stays itself, while another output holds it."""
-    facts, pairs, taken = step.facts, step.pairs, {each.pair for each in step.outputs.values()}
-    for output, value in pairs.items():
-        if facts.copied_input(output) is value and not is_scalar(value):
-            left = next((v for v in facts.inputs_like(output) if v not in taken and v.is_graph_input()), None)
-            if left is not None:
-                yield output, f"it is {value.name!r} itself, and may be the next value of {left.name!r}", False
-            for other in (o for o in pairs if o is not output and same_type(o, output)):
-                is_moved = facts.has_gradient(value) and facts.takes_gradient(other)
-                if value in facts.held_possibly(other) or (is_moved and facts.is_ignored(pairs[other])):
-                    yield output, f"it is {value.name!r} itself, and {other.name!r} may be its next value", False
-                    yield other, f"it may be the next value of {value.name!r}", False
+    facts, pairs = step.facts, step.pairs
+    staying = {v: o for o, v in pairs.items() if facts.copied_input(o) is v and not is_scalar(v)}
+    inputs = ByType(filter(ir.Value.is_graph_input, step.unpaired if staying else ()))
+    for value, output in staying.items():
+        left = next(iter(inputs.like(output)), None)
+        if left is not None:
+            yield output, f"it is {value.name!r} itself, and may be the next value of {left.name!r}", False
+    same = ByType(staying)
+    for other, present in pairs.items() if staying else ():
+        is_moved = facts.is_ignored(present) and facts.takes_gradient(other)
+        moved = filter(facts.has_gradient, same.like(other)) if is_moved else ()
+        for value in dict.fromkeys((*(v for v in facts.held_possibly(other) if v in same.like(other)), *moved)):
+            if staying[value] is not other:
+                yield staying[value], f"it is {value.name!r} itself, and {other.name!r} may be its next value", False
+                yield other, f"it may be the next value of {value.name!r}", False
 
 
 def _surplus(step: Matched) -> Iterator[_Doubt]:
     """Doubt an output without a pair that holds the input of another, and that pair."""
-    owners = {v: o for o, v in step.pairs.items()}
+    owners = step.owners
     for output, assigned in step.outputs.items():
         if assigned.pair is None and is_float(output) and not is_scalar(output) and not assigned.is_named:
             for value, c in step.facts.held(output).items():
@@ -176,7 +197,7 @@ def _changed_batches(step: Matched) -> Iterator[_Doubt]:
     for output, value in step.pairs.items():
         is_tensor = is_float(value) and not is_scalar(value) and step.facts.copied_input(output) is not value
         if is_tensor and value in topology.forward and output not in step.facts.behind_gradients:
-            others = [v for v in step.facts.sources_of(output) if v is not value and not is_scalar(v)]
+            others = [v for v in step.facts.dependence.of(output) if v is not value and not is_scalar(v)]
             is_read, is_mixed = output in topology.forward, any(map(ir.Value.is_graph_input, others))
             if not others or (is_read and not carried.issuperset(others)):
                 yield output, f"it may be {value.name!r}, a batch, as the network reads it", is_read and not is_mixed
@@ -185,9 +206,10 @@ def _changed_batches(step: Matched) -> Iterator[_Doubt]:
 def _surplus_gradients(step: Matched) -> Iterator[_Doubt]:
     """Doubt gradients that outnumber the weights of their type, if an open input of it is outside the loss."""
     gradients = [o for o, each in step.outputs.items() if each.role is Role.GRADIENT and not each.is_named]
+    alike = ByType(gradients)
     for output in gradients:
         left = [v for v in step.left_like(output) if not is_scalar(v)]
-        if left and sum(same_type(o, output) for o in gradients) > len(step.facts.weights_like(output)):
+        if left and len(alike.like(output)) > len(step.facts.weights_like(output)):
             yield output, f"it scales with the loss, but {left[0].name!r} has its type and the loss ignores it", False
 
 

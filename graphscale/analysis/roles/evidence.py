@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
@@ -17,7 +17,7 @@ from graphscale.analysis.updates import NEXT_STATE, same_type
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import follows_from_numbers, source_by_trait
 
-__all__ = ["Evidence", "Strength", "Table", "gather", "possibilities"]
+__all__ = ["Evidence", "Row", "Strength", "Table", "possibilities"]
 
 
 class Strength(enum.IntEnum):
@@ -44,33 +44,49 @@ class Evidence:
     text: str
 
 
-Table = dict[ir.Value, dict[ir.Value, Evidence]]
+Row = dict[ir.Value, Evidence]
 
 
-def gather(facts: Facts, gradients: Gradients) -> Table:
-    """Return the evidence for all pairs of an output and an input of its type."""
-    table: Table = {}
-    for output in facts.outputs:
-        like = set(facts.inputs_like(output))
-        row = table[output] = {}
-        for find in (_contents, _dependences, _shifts, _compared, _other_forms, _stored_numbers):
-            for value, evidence in find(facts, gradients, output):
+class Table:
+    """The evidence for all pairs of an output and an input of its type, collected as far as it is read.
+
+    Args:
+        facts: the facts about the step.
+        gradients: its gradients.
+    """
+
+    def __init__(self, facts: Facts, gradients: Gradients) -> None:
+        self._facts, self._gradients = facts, gradients
+        self._rows: dict[ir.Value, Row] = {}
+        self._pending: dict[ir.Value, list[tuple[Strength, _Finder]]] = {}
+
+    def row(self, output: ir.Value, least: Strength = Strength.TYPE) -> Row:
+        """Return the evidence for the pairs of an output; less than a strength may be missing."""
+        row, pending = self._rows.setdefault(output, {}), self._pending.setdefault(output, [*_FINDERS])
+        like = self._facts.inputs_like(output)
+        while pending and pending[-1][0] >= least:
+            for value, evidence in pending.pop()[1](self._facts, self._gradients, output):
                 if value in like and (value not in row or evidence.strength > row[value].strength):
                     row[value] = evidence
-        table[output] = _without_stored(facts, row)
-    return table
+        return _without_stored(self._facts, row)
+
+    def evidence(self, output: ir.Value, value: ir.Value) -> Evidence:
+        """Return the evidence for a pair that a row had."""
+        return self._rows[output][value]
 
 
 _COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
 _Found = Iterator[tuple[ir.Value, Evidence]]
+_Finder = Callable[[Facts, Gradients, ir.Value], _Found]
 
 
 def _contents(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
     """Yield the inputs that an output contains as terms of sums."""
-    if facts.copied_input(output) is not None:
+    held, forward = facts.held(output), facts.topology.forward
+    if facts.copied_input(output) is not None or not any(same_type(output, value) for value in held):
         return
-    firm, forward = facts.held_firmly(output), facts.topology.forward
-    for value, c in (*firm.items(), *facts.held(output).items()):
+    firm = facts.held_firmly(output)
+    for value, c in (*firm.items(), *held.items()):
         if not same_type(output, value):
             continue
         if is_scalar(value) and not value.is_graph_input():
@@ -81,17 +97,20 @@ def _contents(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
         if is_near_one or (value not in forward and c >= 0):
             strength = Strength.STAYS if is_near_one else Strength.HOLDS
             yield value, Evidence(strength if is_firm else Strength.SHARE, "depends on its own previous value")
-    if not is_scalar(output):
+
+
+def _possible_contents(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
+    """Yield the inputs that an output contains in any products."""
+    if facts.copied_input(output) is None and not is_scalar(output):
         for value in facts.held_possibly(output):
             yield value, Evidence(Strength.SHARE, "depends on its own previous value")
 
 
 def _dependences(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
     """Yield the inputs that an output depends on, on paths apart from gradients and the loss."""
-    plain = facts.dependence.plain(output)
-    for value in facts.dependence.of(output):
+    for value, is_plain in facts.dependence.alike(output):
         if _may_hold_state(facts, output, value):
-            strength = Strength.PLAIN if value in plain else Strength.DEPENDS
+            strength = Strength.PLAIN if is_plain else Strength.DEPENDS
             yield value, Evidence(strength, "it depends on its previous value")
 
 
@@ -107,9 +126,8 @@ def _shifts(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
 def _compared(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
     """Yield the inputs outside the loss that a gradient or a number is compared with: its values of the last step."""
     if gradients.includes(output):
-        for value in facts.inputs_like(output):
-            if gradients.meets(output, value):
-                yield value, Evidence(Strength.PLAIN, "the gradient that the next step compares with its own")
+        for value in gradients.met(output):
+            yield value, Evidence(Strength.PLAIN, "the gradient that the next step compares with its own")
     is_number = is_scalar(output) and is_float(output) and not output.shape
     readers = {node for view in facts.views(output) for node in facts.topology.consumers(view)} if is_number else ()
     for node in (each for each in readers if each.op_type in _COMPARING):
@@ -131,22 +149,34 @@ def _stored_numbers(facts: Facts, gradients: Gradients, output: ir.Value) -> _Fo
     node = output.producer()
     if not is_scalar(output) or node is None:
         return
-    is_alone = not any(value.is_graph_input() for value in facts.sources_of(output))
     is_choice = node.op_type in ("Where", "If", "Max", "Min")
     for value, c in facts.held(output).items():
         if c >= NEXT_STATE and is_scalar(value) and not value.is_graph_input():
-            if not is_float(output) or c != 1 or (facts.stores_weights and (is_alone or is_choice)):
+            is_next = not is_float(output) or c != 1 or (facts.stores_weights and is_choice)
+            if is_next or (facts.stores_weights and not any(map(ir.Value.is_graph_input, facts.sources_of(output)))):
                 yield value, Evidence(Strength.PLAIN, "it is computed from a number in the graph")
 
 
-def possibilities(facts: Facts, output: ir.Value) -> dict[ir.Value, Evidence]:
+# Each with the greatest strength of its evidence; the last are the first.
+_FINDERS: tuple[tuple[Strength, _Finder], ...] = (
+    (Strength.PLAIN, _stored_numbers),
+    (Strength.PLAIN, _other_forms),
+    (Strength.PLAIN, _compared),
+    (Strength.PLAIN, _shifts),
+    (Strength.PLAIN, _dependences),
+    (Strength.SHARE, _possible_contents),
+    (Strength.STAYS, _contents),
+)
+
+
+def possibilities(facts: Facts, output: ir.Value) -> Row:
     """Return the inputs that an output may replace by the types and readers of the two alone."""
     fitting = (v for v in facts.inputs_like(output) if _may_hold_state(facts, output, v))
     possible = (value for value in fitting if _may_replace(facts, output, value))
     return _without_stored(facts, dict.fromkeys(possible, Evidence(Strength.TYPE, "it has the type of an open input")))
 
 
-def _without_stored(facts: Facts, row: dict[ir.Value, Evidence]) -> dict[ir.Value, Evidence]:
+def _without_stored(facts: Facts, row: Row) -> Row:
     """Leave out initializers no stronger than an input, where weights are inputs, as all states then are."""
     least = max((each.strength for v, each in row.items() if v.is_graph_input()), default=None)
     if facts.stores_weights or least is None:
@@ -197,7 +227,7 @@ def _is_counter(facts: Facts, output: ir.Value, value: ir.Value) -> bool:
     node, begins_at_zero = output.producer(), facts.factors[value] == 0
     if node is not None and node.op_type == "Add":
         return begins_at_zero and all(map(constant_tensor, node.inputs))
-    above = facts.topology.ancestors([output])
+    above = facts.above(output)
     if is_float(output) or any(each.is_graph_input() for each in above):
         return False
     readers = [reader for reader in facts.topology.consumers(value) if reader.outputs[0] in above]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -11,6 +11,7 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
     NEXT_STATE,
+    ByType,
     Factors,
     Type,
     find_coefficients,
@@ -21,7 +22,7 @@ from graphscale.analysis.updates import (
     type_of,
 )
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.walks import reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["VIEWS", "Dependence", "Facts"]
@@ -38,6 +39,7 @@ class Facts:
         plan: the places of the loss scale, and of the divisions by it.
 
     Attributes:
+        sources: the inputs and initializers.
         holders: the inputs, and the initializers that may hold state.
         outputs: the outputs, each once.
         held: returns the inputs and initializers in an output, with their coefficients.
@@ -50,7 +52,7 @@ class Facts:
         self.topology, self.plan, self.graph = topology, plan, topology.graph
         self.factors = topology.factors
         self._shares = shares(self.factors)
-        self._sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
+        self.sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
         self.held = functools.cache(functools.partial(self._find_held, self.factors))
         self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors(self.factors.origins)))
         possible = possible_factors(self.factors)
@@ -58,12 +60,7 @@ class Facts:
         self.takes_gradient = functools.cache(self._takes_gradient)
         self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
         self.outputs = tuple(dict.fromkeys(self.graph.outputs))
-        self._by_type: dict[Type, list[ir.Value]] = {}
-        for value in self.holders:
-            self._by_type.setdefault(type_of(value), []).append(value)
-        self._gradients: dict[Type, list[ir.Value]] = {}
-        for value in plan.unscaled:
-            self._gradients.setdefault(type_of(value), []).append(value)
+        self._holders, self._gradients = ByType(self.holders), ByType(plan.unscaled)
 
     def _stored(self) -> Iterator[ir.Value]:
         """Yield the initializers that may hold state."""
@@ -76,12 +73,12 @@ class Facts:
         """True if weights are initializers: other states may be initializers, too."""
         return self.topology.may_store_state(self.plan.unscaled.keys())
 
-    def inputs_like(self, value: ir.Value) -> list[ir.Value]:
+    def inputs_like(self, value: ir.Value) -> Collection[ir.Value]:
         """Return the inputs and initializers of a value's type."""
-        return _of_type(self._by_type, value)
+        return self._holders.like(value)
 
     def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
-        held = find_coefficients(output, self._sources, factors, _HANDS_ON)
+        held = find_coefficients(output, self.sources, factors, _HANDS_ON)
         return {value: c for value, c in held.items() if not self._is_number(value)}
 
     def _is_number(self, value: ir.Value) -> bool:
@@ -98,9 +95,13 @@ class Facts:
         """Return whether an output is a sum with any multiple of a value."""
         return value in find_coefficients(output, [value], self._shares, _HANDS_ON)
 
+    def above(self, value: ir.Value) -> set[ir.Value]:
+        """Return a value and its ancestors."""
+        return set(reach([self.topology.origin(value)], self.topology.flat.above))
+
     def sources_of(self, value: ir.Value) -> list[ir.Value]:
         """Return the inputs and initializers that a value depends on."""
-        return [each for each in self.topology.ancestors([value]) if self.topology.flat.is_source(each)]
+        return [each for each in self.above(value) if self.topology.flat.is_source(each)]
 
     def views(self, value: ir.Value) -> list[ir.Value]:
         """Return a value and its sources through views, upwards."""
@@ -116,12 +117,11 @@ class Facts:
 
     def has_gradient(self, value: ir.Value) -> bool:
         """Return whether a value is a weight: the loss reads it, and the graph has a gradient of its type."""
-        if value not in self.topology.forward or value in self.topology.targets:
-            return False
-        return any(same_type(gradient, value) for gradient in self.plan.unscaled)
+        is_read = value in self.topology.forward and value not in self.topology.targets
+        return is_read and bool(self._gradients.like(value))
 
     def _takes_gradient(self, output: ir.Value) -> bool:
-        gradients = _of_type(self._gradients, output)
+        gradients = self._gradients.like(output)
         return bool(gradients and find_coefficients(output, gradients, possible_factors(self.factors), least=0.0))
 
     def is_ignored(self, value: ir.Value) -> bool:
@@ -170,9 +170,9 @@ class Dependence:
 
     def __init__(self, topology: Topology, inputs: Iterable[ir.Value], cut: Collection[ir.Value]) -> None:
         self._inputs = tuple(inputs)
+        self._by_type, self._masks = ByType(self._inputs), dict[Type, int]()
         bits = {value: 1 << i for i, value in enumerate(self._inputs)}
-        self._all = bits.copy()
-        self._plain = bits.copy()
+        self._bits, self._all, self._plain = bits, bits.copy(), bits.copy()
         singles = sum(bit for value, bit in bits.items() if is_scalar(value) and not value.shape)
         numbers: set[ir.Value] = set()  # of unknown shape, but computed from one-element values alone
         for node, results, reads in topology.parts if bits else ():
@@ -193,24 +193,27 @@ class Dependence:
                 self._all[value] = anywhere & kept
                 self._plain[value] = plain & kept
 
-    def of(self, value: ir.Value) -> set[ir.Value]:
+    def of(self, value: ir.Value) -> Iterator[ir.Value]:
         """Return the inputs that a value depends on."""
         return self._chosen(self._all.get(value, 0))
 
-    def plain(self, value: ir.Value) -> set[ir.Value]:
-        """Return the inputs that a value depends on by a path without a contraction."""
-        return self._chosen(self._plain.get(value, 0))
+    def alike(self, value: ir.Value) -> Iterator[tuple[ir.Value, bool]]:
+        """Yield the inputs of its type that a value depends on, and whether by a path without a contraction."""
+        kind = type_of(value)
+        if kind not in self._masks:
+            self._masks[kind] = sum(self._bits[each] for each in self._by_type.like(value))
+        for each in self._chosen(self._all.get(value, 0) & self._masks[kind]):
+            yield each, self.count_ways(value, each) > 1
 
-    def _chosen(self, mask: int) -> set[ir.Value]:
-        return {value for i, value in enumerate(self._inputs) if mask >> i & 1}
+    def count_ways(self, value: ir.Value, source: ir.Value) -> int:
+        """Return 0 for a value that does not depend on an input, 2 for a path without a contraction, else 1."""
+        bit = self._bits.get(source, 0)
+        return bool(self._all.get(value, 0) & bit) + bool(self._plain.get(value, 0) & bit)
 
-
-def _of_type(groups: Mapping[Type, Sequence[ir.Value]], value: ir.Value) -> list[ir.Value]:
-    """Return the members of groups by type that have the type of a value, as far as it is known."""
-    kind = type_of(value)
-    others = groups if None in kind else (each for each in groups if None in each and each != kind)
-    found = () if None in kind else groups.get(kind, ())
-    return [*found, *(each for other in others for each in groups[other] if same_type(value, each))]
+    def _chosen(self, mask: int) -> Iterator[ir.Value]:
+        while mask:
+            yield self._inputs[(mask & -mask).bit_length() - 1]
+            mask &= mask - 1
 
 
 def _is_selected_zero(value: ir.Value) -> bool:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.facts import VIEWS, Dependence, Facts
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
+from graphscale.analysis.updates import NEXT_STATE, ByType, find_coefficients, is_constant_view, same_type
 from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, optimizer_of
@@ -46,10 +46,12 @@ def _is_filled(facts: Facts, output: ir.Value) -> bool:
 
 def _is_decay(facts: Facts, value: ir.Value) -> bool:
     """Return whether a value is a share of one weight, of less than a half."""
-    sources = [v for v in facts.sources_of(value) if constant_tensor(v) is None]
-    if len(sources) != 1 or sources[0] not in facts.topology.forward or not same_type(value, sources[0]):
+    held = find_coefficients(value, facts.sources, facts.factors, least=0.0)
+    shares = {v: c for v, c in held.items() if constant_tensor(v) is None}
+    if len(shares) != 1 or not all(0 < c < NEXT_STATE for c in shares.values()):
         return False
-    return 0 < find_coefficients(value, sources, facts.factors, least=0.0).get(sources[0], 0.0) < NEXT_STATE
+    sources = [v for v in facts.sources_of(value) if constant_tensor(v) is None]
+    return sources == [*shares] and sources[0] in facts.topology.forward and same_type(value, sources[0])
 
 
 def _meets_target(facts: Facts, value: ir.Value) -> bool:
@@ -66,7 +68,7 @@ def _meets_target(facts: Facts, value: ir.Value) -> bool:
 
 def _is_of_batch(facts: Facts, value: ir.Value) -> bool:
     """Return whether a value is computed from a batch element by element."""
-    above = facts.topology.ancestors([value])
+    above = facts.above(value)
     nodes = [node for each in above if (node := each.producer()) is not None]
     is_elementwise = bool(nodes) and all(has_trait(node, Trait.ELEMENTWISE) for node in nodes)
     return is_elementwise and any(each.is_graph_input() and not is_scalar(each) for each in above)
@@ -88,7 +90,11 @@ def _is_unreduced_loss(facts: Facts, value: ir.Value) -> bool:
 
 
 class Gradients:
-    """The gradients of a step, in contrast to moments and gradients that it keeps for the next one."""
+    """The gradients of a step, in contrast to moments and gradients that it keeps for the next one.
+
+    Attributes:
+        includes: returns whether a value is a gradient, viewed, clipped, summed, or times other values.
+    """
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -97,6 +103,7 @@ class Gradients:
         wholes = {whole for whole in wholes if not self._holds_state(whole)}
         self.doubtful = self._unknown_shares(wholes) if wholes else set()
         self._values = {*facts.plan.unscaled, *wholes} - self.doubtful
+        self.includes = functools.cache(self._includes)
 
     @functools.cached_property
     def _memory(self) -> Dependence:
@@ -110,18 +117,15 @@ class Gradients:
         facts = self._facts
         weights = [value for value in facts.graph.inputs if value in facts.topology.forward]
         dependence = Dependence(facts.topology, weights, {*facts.plan.unscaled, facts.topology.loss})
-        sources = {*facts.graph.inputs, *facts.graph.initializers.values()}
         found = set()
         for whole in wholes:
-            known = find_coefficients(whole, sources, facts.factors, least=0.0)
+            known = find_coefficients(whole, facts.sources, facts.factors, least=0.0)
             stored = any(c >= NEXT_STATE and same_type(whole, v) for v, c in known.items() if not v.is_graph_input())
-            if stored or any(same_type(whole, v) and v not in known for v in dependence.of(whole)):
+            if stored or any(v not in known for v, _ in dependence.alike(whole)):
                 found.add(whole)
         return found
 
-    def includes(self, value: ir.Value) -> bool:
-        """Return whether a value is a gradient, viewed, clipped, summed, or times other values."""
-
+    def _includes(self, value: ir.Value) -> bool:
         def above(each: ir.Value) -> tuple[ir.Value, ...]:
             if (node := each.producer()) is None:
                 return ()
@@ -134,23 +138,23 @@ class Gradients:
 
     def remembers(self, value: ir.Value) -> bool:
         """Return whether a value may be the next value of a weight or a moment."""
-        if self._holds_state(value) or any(same_type(value, source) for source in self._memory.of(value)):
-            return True
-        return any(self.meets(value, source) for source in self._facts.inputs_like(value))
+        return self._holds_state(value) or any(self._memory.alike(value)) or bool(self.met(value))
 
     def are_counted(self, output: ir.Value) -> bool:
         """Return whether there is a weight for each output of a type that scales with the loss."""
-        alike = [each for each in self._facts.outputs if same_type(each, output) and self.includes(each)]
-        return len(alike) <= len(self._facts.weights_like(output))
+        return len(self._outputs.like(output)) <= len(self._facts.weights_like(output))
+
+    @functools.cached_property
+    def _outputs(self) -> ByType:
+        return ByType(filter(self.includes, self._facts.outputs))
 
     def _holds_state(self, value: ir.Value) -> bool:
         held = self._facts.held(value).items()
         return any(c >= NEXT_STATE or self._facts.is_ignored(v) for v, c in held if same_type(value, v))
 
-    def meets(self, value: ir.Value, source: ir.Value) -> bool:
-        """Return whether a gradient is added to or subtracted from an input outside the loss."""
-        if not self._facts.is_ignored(source):
-            return False
-        views, readers = self._facts.views(value), self._facts.topology.consumers(source)
-        sums = (node for node in readers if node.op_type in ("Add", "Sub"))
-        return any(operand in views for node in sums for operand in self._facts.topology.operands(node))
+    def met(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs of its type outside the loss that a gradient is added to or subtracted from."""
+        facts, topology = self._facts, self._facts.topology
+        readers = (node for view in facts.views(value) for node in topology.consumers(view))
+        others = (each for node in readers if node.op_type in ("Add", "Sub") for each in topology.operands(node))
+        return [each for each in others if facts.is_ignored(each) and same_type(value, each)]

@@ -6,24 +6,28 @@ propose pairs and raise doubts; a name alone makes no role certain.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-__all__ = ["likeness", "widest_pattern"]
+from graphscale.analysis.updates import ByType, Type, same_type, type_of
+
+__all__ = ["common_start", "widest_pattern", "words_of"]
 
 # A pattern in a name's beginning and end: the present ones, and the next ones.
 _Pattern = tuple[str, str, str, str]
-# Limits of the outputs that show patterns, and of the patterns that are tried on all outputs.
-_MOST_SHOWN, _MOST_PATTERNS = 32, 32
+# Limits of the outputs that show patterns, of the names on either side of each, and of the patterns for all outputs.
+_MOST_SHOWN, _MOST_NEAR, _MOST_PATTERNS = 32, 8, 32
 
 
 def widest_pattern(
-    candidates: Mapping[ir.Value, Collection[ir.Value]],
-    shown: Collection[ir.Value],
+    outputs: Collection[ir.Value],
+    holders: Collection[ir.Value],
+    shown: Sequence[ir.Value],
     is_learnt: Callable[[ir.Value], bool],
 ) -> dict[ir.Value, ir.Value]:
     """Return the pairs of the pattern that names the most pairs; of equal ones, the most learnt, then the shortest.
@@ -31,34 +35,57 @@ def widest_pattern(
     A single pair could be a coincidence, unless it is learnt, and one of its names is a part of the other.
 
     Args:
-        candidates: for each output, the inputs whose next value it may be.
+        outputs: the outputs, all of which may have pairs.
+        holders: the inputs and initializers that may hold state.
         shown: the outputs that may be next values, and so show the pattern.
         is_learnt: returns whether an output is moved by a gradient.
     """
-    fitting = {output: {value.name: value for value in values} for output, values in candidates.items()}
-    names = ((v or "", o.name or "") for o in [*shown][:_MOST_SHOWN] for v in fitting[o])
-    found = Counter(pattern for old, new in names for pattern in _patterns(old, new))
-    best: tuple[tuple[int, ...], dict[ir.Value, ir.Value]] = ((0,), {})
+    by_name, neighbours = {value.name: value for value in holders}, _Neighbours(holders)
+    found = Counter(pattern for output in shown[:_MOST_SHOWN] for pattern in neighbours.patterns(output))
+    tried: list[tuple[int, int, dict[ir.Value, ir.Value]]] = []
     for pattern, _ in found.most_common(_MOST_PATTERNS):
-        named = {o: fitting[o].get(_present_name(o.name or "", pattern)) for o in candidates}
-        pairs = {o: v for o, v in named.items() if v is not None and v is not o}
-        counted = [o for o in shown if o in pairs]
-        rank = (len(counted), sum(map(is_learnt, counted)), -sum(map(len, pattern)))
+        length = sum(map(len, pattern))
+        if any(count == len(shown) and -length <= shortness for count, shortness, _ in tried):
+            continue  # it names no more pairs
+        named = {o: by_name.get(_present_name(o.name or "", pattern)) for o in outputs}
+        pairs = {o: v for o, v in named.items() if v is not None and v is not o and same_type(o, v)}
+        count = sum(output in pairs for output in shown)
         is_extension = not any(pattern[::2]) or not any(pattern[1::2])
-        if rank > best[0] and (len(counted) > 1 or is_extension):
-            best = rank, pairs
-    return best[1] if sum(best[0][:2]) > 1 else {}
+        if count > 1 or (count and is_extension):
+            tried.append((count, -length, pairs))
+    most = max((count for count, _, _ in tried), default=0)
+    widest = [each for each in tried if each[0] == most]
+    if len(widest) == 1 < most:
+        return widest[0][2]
+    ranks = [(sum(is_learnt(o) for o in shown if o in pairs), shortness) for _, shortness, pairs in widest]
+    best = max(range(len(ranks)), key=ranks.__getitem__, default=0)
+    return widest[best][2] if ranks and most + ranks[best][0] > 1 else {}
 
 
-def _patterns(present: str, following: str) -> Iterator[_Pattern]:
-    """Yield the exchanges of an end, or of a beginning, that turn one name into another; a stem has a letter."""
-    for at_end in (True, False):
-        order = 1 if at_end else -1
-        old, new = _words(present)[::order], _words(following)[::order]
-        stem = _common(old, new)
-        affixes = ["".join(words[len(stem) :][::order]) for words in (old, new)]
-        if any(map(str.isalpha, stem)) and not any(map(str.isdigit, affixes)) and any(affixes):
-            yield ("", "", affixes[0], affixes[1]) if at_end else (affixes[0], affixes[1], "", "")
+class _Neighbours:
+    """The names of present values in order, from the first word to the last, and from the last to the first."""
+
+    def __init__(self, holders: Iterable[ir.Value]) -> None:
+        self._holders = ByType(holders)
+        self._names: dict[tuple[Type, int], list[list[str]]] = {}
+
+    def patterns(self, output: ir.Value) -> Iterator[_Pattern]:
+        """Yield the exchanges of an end, or of a beginning, that turn a name into an output's; a stem has a letter."""
+        for order in (1, -1):
+            new, names = words_of(output.name or "")[::order], self._sorted(output, order)
+            place = bisect.bisect(names, new)
+            for old in names[max(place - _MOST_NEAR, 0) : place + _MOST_NEAR]:
+                stem = common_start(old, new)
+                before, after = ("".join(words[len(stem) :][::order]) for words in (old, new))
+                is_number = before.isdigit() or after.isdigit()
+                if any(map(str.isalpha, stem)) and not is_number and (before or after):
+                    yield (before, after, "", "") if order < 0 else ("", "", before, after)
+
+    def _sorted(self, output: ir.Value, order: int) -> list[list[str]]:
+        kind = type_of(output), order
+        if kind not in self._names:
+            self._names[kind] = sorted(words_of(value.name or "")[::order] for value in self._holders.like(output))
+        return self._names[kind]
 
 
 def _present_name(following: str, pattern: _Pattern) -> str | None:
@@ -69,22 +96,11 @@ def _present_name(following: str, pattern: _Pattern) -> str | None:
     return old_start + following[len(new_start) : len(following) - len(new_end)] + old_end
 
 
-def likeness(value: ir.Value, output: ir.Value) -> tuple[float, int]:
-    """Return the part of an input's name at an end of an output's name, in words: as a share, and its length.
-
-    Numbers alone have length 0.
-    """
-    name, other = _words(value.name or ""), _words(output.name or "")
-    ends = (_common(name, other), _common(name[::-1], other[::-1]))
-    common = max(sum(map(len, words)) if any(map(str.isalpha, words)) else 0 for words in ends)
-    return common / max(sum(map(len, name)), 1), common
-
-
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """Return the words, numbers and separators of a name."""
     return re.findall(r"[^\W\d_]+|\d+|[\W_]+", name)
 
 
-def _common(one: list[str], other: list[str]) -> list[str]:
+def common_start(one: list[str], other: list[str]) -> list[str]:
     """Return the common first words of two names."""
     return [word for word, same in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]

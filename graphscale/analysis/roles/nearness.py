@@ -1,4 +1,4 @@
-"""Nearness of inputs and outputs in the graph, for the choice among proposals alone."""
+"""Nearness of inputs and outputs, in the graph and by name, for the choice among proposals alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from graphscale.analysis.roles.facts import VIEWS, Facts
+from graphscale.analysis.roles.naming import common_start, words_of
 from graphscale.analysis.updates import find_terms, shares
 from graphscale.graph.values import constant_tensor, inputs_of, loop_start, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import has_trait
 
-__all__ = ["Nearness"]
+__all__ = ["Nearness", "likeness"]
 
 # Limit of the values searched above an output; an update has a few dozens.
 _MOST_VALUES = 300
@@ -46,7 +47,7 @@ class Nearness:
         if found is not None:
             # A step may also return the weights of the last step.
             return found if found or value not in self._step.topology.forward else _IS_FAR
-        ways = (value in self._dependence.of(output)) + (value in self._dependence.plain(output))
+        ways = self._dependence.count_ways(output, value)
         return _DEPENDS[ways] or (_IS_FAR if value.uses() else _IS_UNREAD)
 
     def _find_distances(self, output: ir.Value) -> dict[ir.Value, int]:
@@ -99,6 +100,17 @@ class Nearness:
             return
         over = {int(axis) % max(len(shape), 1) for axis in axes.numpy().flat}
         rest = [1 if axis in over else dim for axis, dim in enumerate(shape)]
-        for value in self._step.topology.ancestors([inputs[0]]):
+        for value in self._step.above(inputs[0]):
             if value.shape is not None and [*value.shape] == rest:
                 yield source_by_trait(value, VIEWS)
+
+
+def likeness(value: ir.Value, output: ir.Value) -> tuple[float, int]:
+    """Return the part of an input's name at an end of an output's name, in words: as a share, and its length.
+
+    Numbers alone have length 0.
+    """
+    name, other = words_of(value.name or ""), words_of(output.name or "")
+    ends = (common_start(name, other), common_start(name[::-1], other[::-1]))
+    common = max(sum(map(len, words)) if any(map(str.isalpha, words)) else 0 for words in ends)
+    return common / max(sum(map(len, name)), 1), common
