@@ -74,7 +74,7 @@ def autocast(
 
     Contractions, and safe operators between them, run in the small type; weights, moments and all carried state, the
     loss, the seed of the backward pass, gradients and the optimizer stay float32. The lists are those of TensorFlow's
-    graph rewrite (grappler's auto_mixed_precision), carried over to ONNX; `graphscale.operators.casting` holds them
+    graph rewrite (grappler's auto_mixed_precision), carried over to ONNX; `graphscale.operators.columns` holds them
     with the reason for each denied operator.
 
     Args:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -18,7 +19,7 @@ from graphscale.graph.values import (
     subgraphs,
     value_label,
 )
-from graphscale.graph.walks import follows_from_numbers, reach
+from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
 
 __all__ = [
@@ -154,12 +155,45 @@ def _smooth_operands(value: ir.Value) -> list[ir.Value]:
 
 def may_be_scaled(graph: ir.Graph) -> bool:
     """Return whether a number could be the own loss scale of a step: it is fed or carried, or a large constant."""
-    if any(is_float(v) and is_scalar(v) for v in graph.inputs):
-        return True
     if any(map(subgraphs, graph)) or nodes_with(graph, Trait.EFFECT):
         return True
     made = (value for node in graph if node.op_type == "Constant" for value in node.outputs)
-    if any(is_float(v) and (constant_number(v) or 0) >= LEAST_SCALE for v in (*graph.initializers.values(), *made)):
-        return True
+    numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_float(v) and is_scalar(v)]
     nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
-    return any(follows_from_numbers(v, stop=lambda each: each.dtype is ir.DataType.BOOL) for v in nexts)
+    above = (ancestors([value], stop=_is_flag) for value in nexts)
+    # A sum of a fed number holds constants beside it.
+    carried = set().union(*(a for a in above if all(_is_flag(v) for v in a if v.is_graph_input())))
+    if any(_multiplies_and_divides([v]) for v in numbers if v.is_graph_input() or v in carried):
+        return True
+    known = {value: number for value in numbers if (number := constant_number(value)) is not None}
+    for large in {number for number in known.values() if LEAST_SCALE <= number < math.inf}:
+        same = [value for value, number in known.items() if number in (large, 1 / large)]
+        if 1 / large in known.values() or _multiplies_and_divides(same):
+            return True
+    return False
+
+
+def _is_flag(value: ir.Value) -> bool:
+    return value.dtype is ir.DataType.BOOL
+
+
+def _multiplies_and_divides(numbers: Sequence[ir.Value]) -> bool:
+    """Return whether numbers, or others that are computed from these and from no tensor, may do both to a value."""
+    found = {*reach(numbers, _numbers_below)}
+    uses = [(node, i, rule) for v in found for node, i in v.uses() if (rule := rule_of(node)) is not None]
+    divisions = [node for node, i, rule in uses if rule.power < 0 or (rule.kind is Kind.QUOTIENT and i == 1)]
+    is_inverted = any(value in found for node in divisions for value in node.outputs)
+    products = (
+        node
+        for node, i, rule in uses
+        if rule.gradient or rule.kind is Kind.PRODUCT or (rule.kind is Kind.QUOTIENT and (i == 0 or is_inverted))
+    )
+    is_data = (value not in found and constant_tensor(value) is None for node in products for value in inputs_of(node))
+    return bool(divisions) and any(is_data)
+
+
+def _numbers_below(value: ir.Value) -> Iterator[ir.Value]:
+    """Yield the results of nodes that read a number beside numbers and constants."""
+    for node, _ in value.uses():
+        if all(each is value or is_scalar(each) or constant_tensor(each) is not None for each in inputs_of(node)):
+            yield from node.outputs

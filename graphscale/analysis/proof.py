@@ -54,7 +54,8 @@ def prove(
         ProofError: a value or node contradicts the proof; the message names the first.
     """
     nodes, exempt, checked = tuple(graph), frozenset(exempt), tuple(checked)
-    degrees, conflicts = scale_degrees(nodes, scale, rule_nodes)
+    others = [node for node in nodes if node not in rule_nodes]
+    degrees, conflicts = scale_degrees(others, scale)
     if conflicts:
         raise ProofError(f"the loss scale does not cancel out: {next(iter(conflicts.values()))}")
     for value in graph.outputs:
@@ -74,10 +75,10 @@ def prove(
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
-        prove_overflow_survives(nodes, scale, checked, rule_nodes)
-        reached = reach_unchecked(nodes, scale, frozenset(checked), rule_nodes)
-        for node in nodes_with(nodes, Trait.EFFECT):
-            if node not in rule_nodes and not reached.isdisjoint(operands_of(node)):
+        prove_overflow_survives(others, scale, checked)
+        reached = reach_unchecked(others, scale, frozenset(checked))
+        for node in nodes_with(others, Trait.EFFECT):
+            if not reached.isdisjoint(operands_of(node)):
                 raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
         for value in graph.outputs:
             if value in reached and value not in exempt:
@@ -111,7 +112,7 @@ def prove_overflow_survives(
 
 
 def scale_degrees(
-    nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: Container[ir.Node]
+    nodes: Iterable[ir.Node], scale: ir.Value, rule_nodes: Container[ir.Node] = ()
 ) -> tuple[dict[ir.Value, Degree], dict[ir.Node, Conflict]]:
     """Evaluate the degrees other than 0 in the loss scale, and collect the nodes without degrees.
 
@@ -128,7 +129,7 @@ def scale_degrees(
 
 
 def reach_unchecked(
-    nodes: Iterable[ir.Node], scale: ir.Value, checked: Container[ir.Value], rule_nodes: Container[ir.Node]
+    nodes: Iterable[ir.Node], scale: ir.Value, checked: Container[ir.Value], rule_nodes: Container[ir.Node] = ()
 ) -> set[ir.Value]:
     """Return the values that the loss scale reaches on paths without a value tested for finiteness.
 

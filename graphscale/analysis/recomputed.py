@@ -6,10 +6,10 @@ from collections.abc import Container, Iterable, Mapping
 
 import onnx_ir as ir
 
-from graphscale.flow.interpreter import Flow, has_bodies
+from graphscale.flow.interpreter import Flow
 from graphscale.flow.term import Term, TermDomain
 from graphscale.graph.numbering import Part
-from graphscale.graph.values import inputs_of
+from graphscale.graph.values import has_bodies, inputs_of
 
 __all__ = ["find_recomputed_values"]
 
@@ -44,7 +44,7 @@ def find_recomputed_values(
     originals: dict[ir.Value, ir.Value] = {}
     behind = set(moved or ())
     for node, results, operands in rest:
-        if not all(value in flow.elements or _is_source(value) for value in operands):
+        if any(value not in flow.elements and not _is_source(value) for value in operands):
             continue  # recomputed only if all its operands are
         _evaluate(flow, domain, (node, results, operands), origins)
         follows = not behind.isdisjoint(operands)
@@ -66,7 +66,8 @@ def _evaluate(flow: Flow[Term], domain: TermDomain, part: Part, origins: Mapping
         return domain.source(value) if known is None else known
 
     if not has_bodies(node):
-        flow.elements.update((value, term(origins[value])) for value in inputs_of(node) if value in origins)
+        if origins:
+            flow.elements.update((value, term(origins[value])) for value in inputs_of(node) if value in origins)
         flow.visit(node)
     elif operands:
         terms = [*map(term, operands)]

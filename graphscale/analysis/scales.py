@@ -7,8 +7,9 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, Powers, degree_of, is_small_zero
+from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, degree_of, is_small_zero
 from graphscale.flow.interpreter import Flow
+from graphscale.flow.powers import Powers
 from graphscale.flow.scale_effects import Numbers
 from graphscale.flow.support import reach
 from graphscale.graph.values import constant_tensor, is_scalar, subgraphs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence, Set
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -19,7 +20,6 @@ from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
 from graphscale.flow.degree import ZERO, Conflict, Degree, degree_of
-from graphscale.flow.interpreter import Body
 from graphscale.graph.values import (
     Use,
     is_known_zero,
@@ -31,6 +31,9 @@ from graphscale.graph.values import (
     operands_of,
 )
 from graphscale.operators import Kind, may_bend, rule_of
+
+if TYPE_CHECKING:
+    from graphscale.flow.bodies import Body
 
 __all__ = ["Solver"]
 

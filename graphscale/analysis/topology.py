@@ -221,9 +221,10 @@ class Topology:
         kept = self.held_states.intersection(forward)
         behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
-        holding = find_holders(kept, self.nodes, self.factors)
-        for value in (node.outputs[0] for node in self.nodes):
-            if value in holding and value in behind and value in among and type_of(value) in kinds:
+        nodes = [node for node in self.nodes if node.outputs[0] in among] if kept else []
+        holding = find_holders(kept, nodes, self.factors)
+        for value in (node.outputs[0] for node in nodes):
+            if value in holding and value in behind and type_of(value) in kinds:
                 held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)
                 moved.update((value, weight) for weight in held if type_of(weight) == type_of(value))
         return moved

@@ -110,7 +110,7 @@ def _finish(
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,
-        reads={node: operands_of(node) for node in graph},
+        reads={node: operands_of(node) if topology.flat.owners else inputs_of(node) for node in graph},
         owners=topology.flat.owners,
         loss=topology.loss,
         loss_found=choice.how,

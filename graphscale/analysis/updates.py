@@ -272,10 +272,12 @@ def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
     Outputs without an initializer of their type are left out, since their state is not stored.
     """
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
+    if not values:
+        return set()
     held: set[ir.Value] = set()
     kinds, factors = {type_of(value) for value in values}, Factors(origins=find_origins(graph))
     is_any = any(None in kind for kind in kinds)
-    for output in graph.outputs if values else ():
+    for output in graph.outputs:
         if is_any or (kind := type_of(output)) in kinds or None in kind:
             held.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
     return held

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.flow.interpreter import Body, flatten
 from graphscale.graph.numbering import Part
 from graphscale.graph.values import (
     Use,
@@ -24,6 +24,9 @@ from graphscale.graph.values import (
     subgraphs,
     uses_of,
 )
+
+if TYPE_CHECKING:
+    from graphscale.flow.bodies import Body
 
 __all__ = ["FlatGraph", "find_origins"]
 
@@ -53,10 +56,12 @@ class FlatGraph:
     def __init__(self, graph: ir.Graph, closed: bool = False) -> None:
         self.graph = graph
         self.owners = main_nodes(graph)
-        self.steps: list[tuple[ir.Node, Sequence[Body], bool]] = (
-            [*flatten(graph)] if self.owners and not closed else [(node, (), False) for node in graph]
-        )
-        self.origins = {} if closed else find_origins(graph)
+        self.steps: list[tuple[ir.Node, Sequence[Body], bool]] = [(node, (), False) for node in graph]
+        self.origins: dict[ir.Value, ir.Value] = {}
+        if self.owners and not closed:
+            from graphscale.flow.bodies import flatten  # few steps have bodies
+
+            self.steps, self.origins = [*flatten(graph)], find_origins(graph)
         self.across: dict[ir.Value, ir.Value] = {}
         self.results: dict[ir.Node, list[ir.Value]] = {}
         self._inputs: dict[ir.Value, list[ir.Value]] = {}  # the inputs of bodies that a value is
@@ -169,8 +174,12 @@ class FlatGraph:
 
 def find_origins(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     """Map the inputs of bodies to the operands that they are; zeros that a sum begins with have every degree."""
-    origins: dict[ir.Value, ir.Value] = {}
-    for node, bodies, ends in flatten(node for node in graph if subgraphs(node)):
+    origins, nodes = dict[ir.Value, ir.Value](), [*filter(subgraphs, graph)]
+    if not nodes:
+        return origins
+    from graphscale.flow.bodies import flatten
+
+    for node, bodies, ends in flatten(nodes):
         for index, value in (pair for body in bodies for pair in body.entering if not ends):
             given = node.inputs[index]
             if given is not None and not is_known_zero(given):

@@ -26,7 +26,7 @@ from graphscale.graph.values import (
     reads_shape,
 )
 from graphscale.operators import KINDS, LOST, Fate, Kind, Survival, Trait, has_trait, rule_of, survival_of
-from graphscale.operators.fate import KEPT, NEGATED, UNDEFINED
+from graphscale.operators.columns import KEPT, NEGATED, UNDEFINED
 
 __all__ = ["FINITE", "SCALE", "Effect", "Loss", "SurvivalDomain", "find_lost", "survival_at"]
 

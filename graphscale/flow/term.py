@@ -7,6 +7,7 @@ mixed precision are left out: one of two equal passes may read the rounded value
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 
 import onnx_ir as ir
@@ -29,6 +30,7 @@ class TermDomain(Domain[Term]):
     """The table of terms; above all of them is None.
 
     Attributes:
+        source: returns the term of an input, an initializer or a constant; None for other values.
         given: the terms of values that equal none by their computation.
         is_closed: True to add no more terms of operators: results without an equal so far are None.
     """
@@ -39,9 +41,9 @@ class TermDomain(Domain[Term]):
         self.is_closed = False
         self.given: dict[ir.Value, Term] = {}
         self._terms: dict[Hashable, int] = {}
+        self.source = functools.cache(self._source)
 
-    def source(self, value: ir.Value) -> Term:
-        """Return the term of an input, an initializer or a constant; None for other values."""
+    def _source(self, value: ir.Value) -> Term:
         node = value.producer()
         if node is not None and node.op_type != "Constant":
             return None
@@ -59,13 +61,11 @@ class TermDomain(Domain[Term]):
             return [self.source(value) for value in node.outputs]
         if node.op_type == "Cast" and is_rounding(node):
             return operands
-        known = [None if value is None else term for value, term in zip(node.inputs, operands, strict=True)]
-        if has_trait(node, Trait.RANDOM) or known.count(None) > list(node.inputs).count(None):
+        if has_trait(node, Trait.RANDOM) or operands.count(None) > node.inputs.count(None):
             return self.opaque(node, operands)
-        if has_trait(node, Trait.COMMUTATIVE):
-            known.sort(key=hash)
-        key = (node.domain, node.op_type, _attributes(node), tuple(known))
-        return [self.result((key, index)) for index in range(len(node.outputs))]
+        terms = sorted(operands, key=hash) if has_trait(node, Trait.COMMUTATIVE) else operands
+        key = (node.domain, node.op_type, _attributes(node), *terms)
+        return [self.result((index, *key)) for index in range(len(node.outputs))]
 
     def result(self, key: Hashable) -> Term:
         """Return the term of a computation; None for a new one if the table is closed."""

@@ -21,6 +21,7 @@ __all__ = [
     "constant_number",
     "constant_tensor",
     "contains_contraction",
+    "has_bodies",
     "inner_nodes",
     "inputs_of",
     "is_float",
@@ -250,6 +251,11 @@ def constant_number(value: ir.Value | None, *, initial: bool = False) -> float |
     tensor = value.const_value if initial and value is not None else constant_tensor(value)
     is_number = tensor is not None and tensor.size == 1 and tensor.dtype is not ir.DataType.STRING
     return float(tensor.numpy().flat[0]) if tensor is not None and is_number else None
+
+
+def has_bodies(node: ir.Node) -> bool:
+    """Return whether a node has bodies that the interpreter knows."""
+    return not node.domain and node.op_type in ("If", "Loop", "Scan") and bool(subgraphs(node))
 
 
 def loop_start(value: ir.Value) -> ir.Value | None:

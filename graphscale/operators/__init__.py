@@ -5,9 +5,7 @@ training operator documentation (com.microsoft). A module of this package holds 
 """
 
 from graphscale.operators import arithmetic, control, layers, microsoft, shape  # noqa: F401 - they fill the table
-from graphscale.operators.casting import CastRule, Colour
-from graphscale.operators.fate import KINDS, LOST, Fate, Survival
-from graphscale.operators.rules import ALL, FIRST, Kind, Rule
+from graphscale.operators.columns import ALL, FIRST, KINDS, LOST, CastRule, Colour, Fate, Kind, Rule, Survival, Trait
 from graphscale.operators.table import (
     MICROSOFT,
     OPERATORS,
@@ -25,7 +23,6 @@ from graphscale.operators.table import (
     writing_nodes,
     written_inputs,
 )
-from graphscale.operators.traits import Trait
 
 __all__ = [
     "ALL",

@@ -6,17 +6,21 @@ import math
 
 import onnx_ir as ir
 
-from graphscale.operators.casting import CLEAR, INFER, deny
-from graphscale.operators.fate import (
+from graphscale.operators.columns import (
     BOUNDED,
     BOUNDED_BELOW,
+    CLEAR,
+    FIRST,
     GREATEST,
+    INFER,
     KEPT,
     KINDS,
     LEAST,
+    LINEAR,
     LOST,
     MULTIPLIED,
     NEGATED,
+    NONLINEAR,
     PICKED,
     SIZE,
     SUBTRACTED,
@@ -25,11 +29,13 @@ from graphscale.operators.fate import (
     UNDEFINED,
     UNREAD,
     Fate,
+    Kind,
+    Rule,
     Survival,
+    Trait,
+    deny,
 )
-from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
 from graphscale.operators.table import Survivals, attribute, constant_tensor, row
-from graphscale.operators.traits import Trait
 
 _UNARY = Trait.ELEMENTWISE | Trait.TOTAL
 _BINARY = Trait.ELEMENTWISE | Trait.TOTAL_BY_SHAPES

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.operators.casting import deny
-from graphscale.operators.fate import KEPT, PICKED
-from graphscale.operators.rules import FIRST, NONLINEAR, Kind, Rule
+from graphscale.operators.columns import FIRST, KEPT, NONLINEAR, PICKED, Kind, Rule, Trait, deny
 from graphscale.operators.table import row
-from graphscale.operators.traits import Trait
 
 _SHAPE, _DEGREE_0, _BODY = Rule(Kind.SHAPE), Rule(Kind.DEGREE_0), Rule(Kind.BODY)
 _INDEX = ir.DataType.INT64

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from graphscale.operators.casting import ALLOW, CLEAR, INFER, deny, infer
-from graphscale.operators.fate import (
+from graphscale.operators.columns import (
+    ALLOW,
     BOUNDED,
     BOUNDED_BELOW,
+    CLEAR,
+    FIRST,
     GREATEST,
+    INFER,
     KINDS,
     LEAST,
     LOST,
     MULTIPLIED,
+    NONLINEAR,
     SIZE,
     SUMMED,
     UNDEFINED,
     WEIGHTED,
     Fate,
+    Kind,
+    Rule,
     Survival,
+    Trait,
+    deny,
+    infer,
 )
-from graphscale.operators.rules import FIRST, NONLINEAR, Kind, Rule
 from graphscale.operators.table import Survivals, attribute, row
-from graphscale.operators.traits import Trait
 
 _POWER = deny("powers leave the range of float16")
 _EXPONENTIATES = deny("it exponentiates and sums; its small results are lost in float16")

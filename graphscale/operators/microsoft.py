@@ -7,11 +7,27 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.operators.casting import ALLOW, CLEAR, INFER, deny, infer
-from graphscale.operators.fate import KEPT, LOST, MULTIPLIED, PICKED, SUMMED, TESTED, WEIGHTED
-from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
+from graphscale.operators.columns import (
+    ALLOW,
+    CLEAR,
+    FIRST,
+    INFER,
+    KEPT,
+    LINEAR,
+    LOST,
+    MULTIPLIED,
+    NONLINEAR,
+    PICKED,
+    SUMMED,
+    TESTED,
+    WEIGHTED,
+    Kind,
+    Rule,
+    Trait,
+    deny,
+    infer,
+)
 from graphscale.operators.table import MICROSOFT, PREVIEW_TRAINING, Optimizer, Survivals, attribute, row
-from graphscale.operators.traits import Trait
 
 _LOSS = deny("the loss stays float32")
 _STEPS = deny("rounding adds up over the time steps")

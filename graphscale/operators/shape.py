@@ -6,23 +6,28 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.operators.casting import CLEAR, deny
-from graphscale.operators.fate import (
+from graphscale.operators.columns import (
     BOUNDED,
+    CLEAR,
+    FIRST,
     GREATEST,
     KEPT,
     LEAST,
+    LINEAR,
     LOST,
     MULTIPLIED,
+    NONLINEAR,
     PICKED,
     SUMMED,
     UNDEFINED,
     WEIGHTED,
+    Kind,
+    Rule,
     Survival,
+    Trait,
+    deny,
 )
-from graphscale.operators.rules import FIRST, LINEAR, NONLINEAR, Kind, Rule
 from graphscale.operators.table import Survivals, attribute, row
-from graphscale.operators.traits import Trait
 
 _CONTRIBUTIONS = deny("many contributions add up in the result's type")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)

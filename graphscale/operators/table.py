@@ -12,10 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.operators.casting import CastRule
-from graphscale.operators.fate import LOST, UNREAD, Survival
-from graphscale.operators.rules import ALL, Kind, Rule
-from graphscale.operators.traits import Trait
+from graphscale.operators.columns import ALL, LOST, UNREAD, CastRule, Kind, Rule, Survival, Trait
 
 __all__ = [
     "MICROSOFT",

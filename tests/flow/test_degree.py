@@ -5,8 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Element, Mixed, Powers, degree_of
+from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Element, Mixed, degree_of
 from graphscale.flow.interpreter import Flow
+from graphscale.flow.powers import Powers
 from graphscale.graph.values import values_by_name
 from tests.build import parse
 

@@ -11,7 +11,7 @@ import pytest
 
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.operators import LOST, MICROSOFT, Fate, Survival, survival_of
-from graphscale.operators.fate import (
+from graphscale.operators.columns import (
     BOUNDED,
     BOUNDED_BELOW,
     KEPT,

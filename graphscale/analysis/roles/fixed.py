@@ -41,7 +41,7 @@ def fixed_role(facts: Facts, gradients: Gradients, output: ir.Value) -> Assigned
 
 
 def _is_filled(facts: Facts, output: ir.Value) -> bool:
-    return is_known_zero(output) and not any(map(ir.Value.is_graph_input, facts.held(output)))
+    return not any(map(ir.Value.is_graph_input, facts.held(output))) and is_known_zero(output)
 
 
 def _is_decay(facts: Facts, value: ir.Value) -> bool:
