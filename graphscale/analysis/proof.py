@@ -92,22 +92,18 @@ def prove(
     return degrees
 
 
-def prove_overflow_survives(
-    nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value], rule_nodes: Container[ir.Node] = ()
-) -> None:
+def prove_overflow_survives(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value]) -> None:
     """Prove that an overflow of any multiple of the loss scale makes the tested values that depend on it non-finite.
 
     Args:
-        nodes: the nodes of a main graph, in execution order.
+        nodes: the nodes of a main graph, in execution order, without those of the update rule.
         scale: the loss scale.
         checked: the tested values.
-        rule_nodes: the nodes of the update rule, which are left out.
 
     Raises:
         ProofError: a node may make an overflow finite; the message names the first.
     """
-    lost = find_lost((node for node in nodes if node not in rule_nodes), scale, checked)
-    for value, loss in lost.items():
+    for value, loss in find_lost(nodes, scale, checked).items():
         raise ProofError(f"an overflow would not reach the finite check of {value.name!r}: {loss}")
 
 

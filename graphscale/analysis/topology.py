@@ -363,7 +363,7 @@ class Topology:
                 is_tail |= tails[operand]
             is_forward = forward.find(1, first, end) >= 0
             for number in range(first, end):
-                if number in same:
+                if same and number in same:
                     original = same[number]
                     for row in (roots, lates, depths, activations, tails):
                         row[number] = row[original]

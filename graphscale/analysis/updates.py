@@ -126,7 +126,8 @@ def find_coefficients(
             if value in factors.origins:
                 heapq.heappush(pending, (size, next(order), coefficient, factors.origins[value], None))
             continue
-        is_placed, above = window is not None or has_trait(node, Trait.WINDOW), window
+        is_placed = window is not None or (node.op_type not in _ARITHMETIC and has_trait(node, Trait.WINDOW))
+        above = window
         for operand, factor in find_terms(node, value, factors, through):
             c = coefficient * factor
             if abs(c) > followed:

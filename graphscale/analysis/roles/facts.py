@@ -93,7 +93,7 @@ class Facts:
 
     def holds_a_share(self, output: ir.Value, value: ir.Value) -> bool:
         """Return whether an output is a sum with any multiple of a value."""
-        return value in find_coefficients(output, [value], self._shares, _HANDS_ON)
+        return value in self.held(output) or value in find_coefficients(output, [value], self._shares, _HANDS_ON)
 
     def above(self, value: ir.Value) -> set[ir.Value]:
         """Return a value and its ancestors."""
