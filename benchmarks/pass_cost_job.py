@@ -15,11 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The libraries of each job: nothing else may be in its memory. The last two are imported on their first use.
-_ON_USE = ("graphscale.analysis.own_scale", "graphscale.files.saving")
+# The libraries of each job: nothing else may be in its memory. The last one is imported on its first use.
 LIBRARIES = {
     "bare": ("onnx", "onnx_ir"),
-    "graphscale": ("onnx", "onnx_ir", "graphscale", "graphscale.pipeline", *_ON_USE),
+    "graphscale": ("onnx", "onnx_ir", "graphscale", "graphscale.pipeline", "graphscale.files.saving"),
 }
 
 

@@ -16,10 +16,11 @@ from graphscale.graph.values import (
     is_float,
     is_known_zero,
     is_scalar,
+    operands_of,
     subgraphs,
     value_label,
 )
-from graphscale.graph.walks import ancestors, reach
+from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
 
 __all__ = [
@@ -160,9 +161,7 @@ def may_be_scaled(graph: ir.Graph) -> bool:
     made = (value for node in graph if node.op_type == "Constant" for value in node.outputs)
     numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_float(v) and is_scalar(v)]
     nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
-    above = (ancestors([value], stop=_is_flag) for value in nexts)
-    # A sum of a fed number holds constants beside it.
-    carried = set().union(*(a for a in above if all(_is_flag(v) for v in a if v.is_graph_input())))
+    carried = set().union(*map(_find_stored, nexts))
     if any(_multiplies_and_divides([v]) for v in numbers if v.is_graph_input() or v in carried):
         return True
     known = {value: number for value in numbers if (number := constant_number(value)) is not None}
@@ -171,6 +170,16 @@ def may_be_scaled(graph: ir.Graph) -> bool:
         if 1 / large in known.values() or _multiplies_and_divides(same):
             return True
     return False
+
+
+def _find_stored(value: ir.Value) -> set[ir.Value]:
+    """Return the ancestors of a value up to flags; none with a fed number or batch, which is no constant."""
+    found = set()
+    for above in reach([value], lambda v: () if (node := v.producer()) is None or _is_flag(v) else operands_of(node)):
+        if above.is_graph_input() and not _is_flag(above):
+            return set()
+        found.add(above)
+    return found
 
 
 def _is_flag(value: ir.Value) -> bool:

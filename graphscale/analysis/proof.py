@@ -8,7 +8,7 @@ write must be ordered.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -138,11 +138,14 @@ def reach_unchecked(
     return reach((node for node in nodes if node not in rule_nodes), [scale], checked)
 
 
-def _prove_guards(nodes: Iterable[ir.Node], applies: ir.Value, guarded: Mapping[ir.Value, ir.Value]) -> None:
-    skipped = Outcomes(nodes, {applies: False}, guarded.values())
-    for value, state in guarded.items():
-        if not is_kept(skipped.of(value), state):
-            raise ProofError(f"the next value {value.name!r} of carried state would not be guarded")
+def _prove_guards(nodes: Sequence[ir.Node], applies: ir.Value, guarded: Mapping[ir.Value, ir.Value]) -> None:
+    left: Collection[tuple[ir.Value, ir.Value]] = guarded.items()
+    for states in ((), guarded.values()):  # few steps guard copies of their states
+        skipped = Outcomes(nodes, {applies: False}, states)
+        left = [(value, state) for value, state in left if not is_kept(skipped.of(value), state)]
+        if not left:
+            return
+    raise ProofError(f"the next value {next(iter(left))[0].name!r} of carried state would not be guarded")
 
 
 def scaled_contractions(nodes: Iterable[ir.Node], degrees: Mapping[ir.Value, Degree]) -> Iterator[str]:

@@ -315,7 +315,7 @@ def find_fused_updates(graph: ir.Graph) -> list[ir.Node]:
     found, matrices = [], {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)}
     factors = Factors()
     for node in graph:
-        addend = node.inputs[2] if (node.domain, node.op_type) == ("", "Gemm") and len(node.inputs) > 2 else None
+        addend = node.inputs[2] if node.op_type == "Gemm" and not node.domain and len(node.inputs) > 2 else None
         if addend is not None and (addend in matrices or find_coefficients(addend, matrices, factors)):
             found.append(node)
     return found

@@ -14,7 +14,7 @@ from tests.conftest import MODELS
 pytestmark = pytest.mark.static
 
 # Upper bounds, to be lowered with the package.
-MODULES, LINES = 96, 13_900
+MODULES, LINES = 92, 13_700
 
 SCALE = """
 import json, sys
@@ -33,5 +33,6 @@ def test_scaling_a_network_imports_few_modules() -> None:
     assert len(lines) <= MODULES, sorted(lines)
     assert sum(lines.values()) <= LINES, largest
     unused = ("lowering", "session", "checks", "passes.casting", "passes.telemetry", "passes.lower_training_ops")
-    unused += ("passes.lower_optimizers", "graph.diagnosis", "policy.presets")
+    unused += ("passes.lower_optimizers", "graph.diagnosis", "policy.presets", "analysis.own_scale")
+    unused += ("analysis.roles.nearness", "flow.bodies", "flow.powers")
     assert [name for name in lines if name.startswith(tuple(f"graphscale.{each}" for each in unused))] == []
