@@ -16,9 +16,8 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Matched, doubt
-from graphscale.analysis.roles.evidence import Evidence, Row, Strength, Table, possibilities
+from graphscale.analysis.roles.evidence import Evidence, Gradients, Row, Strength, Table, fixed_role, possibilities
 from graphscale.analysis.roles.facts import Facts
-from graphscale.analysis.roles.fixed import Gradients, fixed_role
 from graphscale.analysis.roles.naming import widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology
