@@ -10,15 +10,12 @@ import heapq
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
 
 from graphscale.graph.values import has_bodies, operands_of, subgraphs
 from graphscale.graph.walks import carried_by
-
-if TYPE_CHECKING:
-    from graphscale.flow.interpreter import Flow
 
 __all__ = ["Body", "BodyRun", "Layout", "bodies_of", "flatten"]
 
@@ -131,9 +128,14 @@ class Layout:
 
 
 class BodyRun(Generic[E]):
-    """A run through the bodies of a node."""
+    """A run through the bodies of a node.
 
-    def __init__(self, flow: Flow[E], layout: Layout) -> None:
+    Args:
+        flow: the `Flow` that the node belongs to.
+        layout: the nodes in the bodies.
+    """
+
+    def __init__(self, flow: Any, layout: Layout) -> None:
         self._flow = flow
         self._domain = flow.domain
         self._layout = layout
@@ -187,7 +189,8 @@ class BodyRun(Generic[E]):
         elements = [self._flow.of(value) for value in values]
         if len(elements) == 1 or any(element != elements[0] for element in elements):
             elements = [self._domain.pass_border(v, e) for v, e in zip(values, elements, strict=True)]
-        return self._domain.join(node, elements)
+        joined: E = self._domain.join(node, elements)
+        return joined
 
     def _rise(self, node: ir.Node, value: ir.Value, element: E) -> None:
         """Join an element into a value that enters a body."""
