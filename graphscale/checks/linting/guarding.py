@@ -116,7 +116,7 @@ class _Guards:
             return report("GS406", f"{name} is updated by {adam.op_type} whatever update_signal says", adam, value)
         if self._is_own_bookkeeping(state) or self._is_record(state):
             return None
-        if state.carry not in (Carry.ADD, Carry.OPTIMIZER) and self.good.of(new) is value:
+        if state.carry not in (Carry.ADD, Carry.OPTIMIZER) and is_kept(self.good.of(new), value):
             return report("GS403", f"{name} keeps its value if {check} holds, and changes if not", node, value)
         if new in self._after_products:
             return report("GS405", f"{name} is changed by 0 times a gradient that may not be finite", node, value)
