@@ -7,6 +7,7 @@ reuses one or removes a node.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -119,24 +120,13 @@ def _before_all(graph: ir.Graph, writes: Collection[ir.Node]) -> set[ir.Node]:
     return {node for node, mask in reached.items() if mask == (1 << len(bits)) - 1}
 
 
-class Branches:
-    """Facts about the bodies of a graph, computed once for all states."""
+class Branches(dict[ir.Graph, tuple[bool, Mapping[ir.Graph, ir.Node]]]):
+    """For each body, whether none of its nodes can fail, and its node around each graph nested in it."""
 
-    def __init__(self) -> None:
-        self._owners: dict[ir.Graph, Mapping[ir.Graph, ir.Node]] = {}
-        self._safe: dict[ir.Graph, bool] = {}
-
-    def owners(self, branch: ir.Graph) -> Mapping[ir.Graph, ir.Node]:
-        """Return the node of a branch around each graph nested in it."""
-        if branch not in self._owners:
-            self._owners[branch] = main_nodes(branch)
-        return self._owners[branch]
-
-    def cannot_fail(self, branch: ir.Graph) -> bool:
-        """Return whether no node of a branch can fail."""
-        if branch not in self._safe:
-            self._safe[branch] = all(_is_choice(node) or cannot_fail(node) for node in branch.all_nodes())
-        return self._safe[branch]
+    def __missing__(self, body: ir.Graph) -> tuple[bool, Mapping[ir.Graph, ir.Node]]:
+        is_safe = all(_is_choice(node) or cannot_fail(node) for node in body.all_nodes())
+        self[body] = facts = (is_safe, main_nodes(body))
+        return facts
 
 
 def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value, branches: Branches) -> bool:
@@ -154,35 +144,21 @@ def _writes_elementwise(node: ir.Node, state: ir.Value, new: ir.Value, branches:
 def _find_late_readers(graph: ir.Graph, writes: Sequence[tuple[ir.Node, ir.Value]]) -> list[list[ir.Node]]:
     """Find, for each node that overwrites a state, the other readers of the state that may run after it.
 
-    Every pair of a state and a reader is a bit; each value carries the bits of the pairs among its ancestors. A node
-    that reads only a value's shape does not wait for the value: runtimes fold known shapes into constants.
+    Every reader is a bit; each value carries the bits of the readers above. A node that reads only a value's shape does
+    not wait for the value: runtimes fold known shapes into constants.
     """
-    if not writes:
-        return []
-    owners = main_nodes(graph)
-    pairs: dict[ir.Node, list[int]] = {}
-    wanted: list[dict[int, ir.Node]] = []
-    bit = 1
-    for write, state in writes:
-        wanted.append({})
-        for reader in dict.fromkeys(_readers(state, owners, write)):
-            pairs.setdefault(reader, []).append(bit)
-            wanted[-1][bit] = reader
-            bit <<= 1
-    nodes = {write for write, _ in writes}
+    owners = main_nodes(graph) if writes else {}
+    readers = [dict.fromkeys(_readers(state, owners, write)) for write, state in writes]
+    bits = {reader: 1 << i for i, reader in enumerate(dict.fromkeys(itertools.chain(*readers)))}
     before: dict[ir.Value, int] = {}
-    seen_by: dict[ir.Node, int] = {}
-    for node in graph:
-        seen = sum(pairs.get(node, ()))
+    for node in graph if bits else ():
+        seen = bits.get(node, 0)
         for value in () if reads_shape(node) else operands_of(node):
             seen |= before.get(value, 0)
-        before.update((value, seen) for value in node.outputs)
-        if node in nodes:
-            seen_by[node] = seen
-    return [
-        [reader for reader_bit, reader in readers.items() if not seen_by[write] & reader_bit]
-        for (write, _), readers in zip(writes, wanted, strict=True)
-    ]
+        before.update(dict.fromkeys(node.outputs, seen))
+    # A write is no reader of the state that it writes.
+    seen_by = [before.get(write.outputs[0], 0) for write, _ in writes]
+    return [[r for r in own if not seen & bits[r]] for own, seen in zip(readers, seen_by, strict=True)]
 
 
 def _readers(state: ir.Value, owners: Mapping[ir.Graph, ir.Node], write: ir.Node) -> Iterator[ir.Node]:
@@ -244,7 +220,7 @@ def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value, branches: Br
         branches: facts about bodies that are known already.
     """
     readers, last = _readers_in(branch, state, branches), new.producer()
-    if last is None or last.graph is not branch or not branches.cannot_fail(branch):
+    if last is None or last.graph is not branch or not branches[branch][0]:
         return False
     if _is_choice(last):
         index, inner = new.index() or 0, readers - {last}
@@ -257,8 +233,7 @@ def may_overwrite(branch: ir.Graph, state: ir.Value, new: ir.Value, branches: Br
 def _readers_in(branch: ir.Graph, state: ir.Value, branches: Branches) -> set[ir.Node]:
     """Return the nodes of a branch that read a state, or a possible view of it, also in their bodies."""
     buffers = reach([state], lambda value: [view for node, i in value.uses() for view in _views_of(node, i)])
-    owners = branches.owners(branch)
-    readers = {main_node(owners, node) for value in buffers for node, _ in value.uses()}
+    readers = {main_node(branches[branch][1], node) for value in buffers for node, _ in value.uses()}
     return {node for node in readers if node.graph is branch}
 
 

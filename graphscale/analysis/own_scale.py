@@ -12,26 +12,33 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss import LEAST_SCALE, find_loss_candidates
-from graphscale.analysis.scales import find_candidates
+from graphscale.analysis.loss import find_loss_candidates
+from graphscale.analysis.scales import find_supposed, find_write, sources_of
 from graphscale.analysis.updates import same_type
 from graphscale.errors import AlreadyScaledError
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.scale_effects import BENT, FREED, KEPT, TOUCHED, Numbers, ScaleDomain, ScaleEffect, is_single_flag
+from graphscale.flow.scale_effects import (
+    BENT,
+    FREED,
+    KEPT,
+    TOUCHED,
+    Numbers,
+    ScaleDomain,
+    ScaleEffect,
+    is_flag,
+    is_single_flag,
+)
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
-    all_nodes,
     constant_number,
     constant_tensor,
     inputs_of,
-    is_float,
     is_scalar,
-    own_dtype,
     reads_shape,
     values_by_name,
 )
@@ -115,79 +122,33 @@ def find_own_scale(graph: ir.Graph, losses: Sequence[str] = ()) -> OwnScale | No
         graph: the main graph, with no calls of model-local functions in it.
         losses: the names of the losses, where known.
     """
-    numbers = Numbers(graph, {*filter(is_scalar, _sources(graph))}, is_single_flag)
-    supposed = [*itertools.islice(_suppose(graph, numbers), _MOST)]
+    numbers = Numbers(graph, {*filter(is_scalar, sources_of(graph))}, is_single_flag)
+    found = (each for each in find_supposed(graph, numbers) if each.products and each.divisions)
+    supposed = [*itertools.islice(found, _MOST)]
     if not supposed:
         return None
     values = values_by_name(graph) if losses else {}
     candidates = [values[name] for name in losses if name in values] or find_loss_candidates(graph, set())
     nodes, is_zero = [*graph.all_nodes()], functools.cache(_has_every_degree)
-    for value, powers in supposed:
-        scale = _SupposedScale(graph, nodes, _Degrees(numbers, is_zero), powers)
+    for each in supposed:
+        scale = _SupposedScale(graph, nodes, _Degrees(numbers, is_zero), each.powers)
         loss = scale.find_loss(candidates)
         if loss is not None:
             unscaled = [v for v in scale.unscaled if not is_scalar(v)] or scale.unscaled
-            return OwnScale(value, loss, tuple(unscaled), _find_next(graph, value, scale), scale.tested)
+            return OwnScale(each.leaf, loss, tuple(unscaled), _find_next(graph, each.leaf, scale), scale.tested)
     return None
-
-
-def _sources(graph: ir.Graph) -> list[ir.Value]:
-    return list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
-
-
-def _suppose(graph: ir.Graph, numbers: Numbers) -> Iterator[tuple[ir.Value, Mapping[ir.Value, Degree]]]:
-    """Yield each input, initializer and constant of a possible loss scale, with powers of the scale.
-
-    The scale itself may be computed, such as from its exponent.
-    """
-    for value, powers in (*_states(graph, numbers), *_constants(graph)):
-        for candidate in find_candidates(value, powers, numbers):
-            if candidate.products and candidate.divisions:
-                yield value, candidate.powers
-
-
-def _states(graph: ir.Graph, numbers: Numbers) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
-    """Yield the fed and carried scalars."""
-    read = ancestors([v for v in graph.outputs if is_float(v) and v in numbers], stop=_is_flag)
-    for value in _sources(graph):
-        is_carried = value.is_graph_input() or value in read or _find_write(value) is not None
-        if is_float(value) and is_scalar(value) and is_carried:
-            yield value, {value: 1}
-
-
-def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
-    """Yield the first constant of each number, with all constants of the number and its reciprocal."""
-    made = (value for node in all_nodes(graph) if node.op_type == "Constant" for value in node.outputs)
-    values: dict[float, list[ir.Value]] = {}
-    for value in (*_sources(graph), *made):
-        number = constant_number(value) if is_float(value) else None
-        if number is not None and 0 < number < math.inf and value.uses():
-            values.setdefault(number, []).append(value)
-    for number, same in values.items():
-        if number >= LEAST_SCALE:
-            yield same[0], {**dict.fromkeys(same, 1), **dict.fromkeys(values.get(1 / number, ()), -1)}
-
-
-def _find_write(value: ir.Value) -> ir.Value | None:
-    """Find the output of the node that writes a state in place."""
-    writers = (node for node, index in value.uses() if index == 0 and has_trait(node, Trait.EFFECT))
-    return next((node.outputs[0] for node in writers if node.outputs), None)
 
 
 def _find_next(graph: ir.Graph, value: ir.Value, scale: _SupposedScale) -> ir.Value | None:
     """Find the next value of a loss scale: an output that depends on scale and gradients, or a write in place."""
-    if (written := _find_write(value)) is not None:
+    if (written := find_write(value)) is not None:
         return written
     for output in graph.outputs:
         if output in scale.numbers and same_type(output, value):
-            above = ancestors([output], stop=_is_flag)
-            if value in above and any(_is_flag(v) and v in scale.touched for v in above):
+            above = ancestors([output], stop=is_flag)
+            if value in above and any(is_flag(v) and v in scale.touched for v in above):
                 return output
     return None
-
-
-def _is_flag(value: ir.Value) -> bool:
-    return own_dtype(value) is ir.DataType.BOOL
 
 
 # --- the judgement ----------------------------------------------------------------------------------------------------

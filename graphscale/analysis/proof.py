@@ -22,7 +22,7 @@ from graphscale.graph.values import Use, all_nodes, inputs_of, node_name, operan
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, nodes_with, rule_of
 
-__all__ = ["prove", "prove_overflow_survives", "reach_unchecked", "scale_degrees", "scaled_contractions"]
+__all__ = ["find_untested", "prove", "scale_degrees", "scaled_contractions"]
 
 
 def prove(
@@ -75,14 +75,8 @@ def prove(
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
-        prove_overflow_survives(others, scale, checked)
-        reached = reach_unchecked(others, scale, frozenset(checked))
-        for node in nodes_with(others, Trait.EFFECT):
-            if not reached.isdisjoint(operands_of(node)):
-                raise ProofError(f"node {node_name(node)!r} would read a gradient that is not tested for finiteness")
-        for value in graph.outputs:
-            if value in reached and value not in exempt:
-                raise ProofError(f"output {value.name!r} would depend on a gradient that is not tested for finiteness")
+        for fault in find_untested(graph, scale, frozenset(checked), rule_nodes, exempt):
+            raise ProofError(fault)
     if nodes_with(nodes, Trait.ACCUMULATOR):
         from graphscale.analysis.hazards import find_unordered_readers  # few targets write in place
 
@@ -92,19 +86,35 @@ def prove(
     return degrees
 
 
-def prove_overflow_survives(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value]) -> None:
-    """Prove that an overflow of any multiple of the loss scale makes the tested values that depend on it non-finite.
+def find_untested(
+    graph: ir.Graph,
+    scale: ir.Value,
+    checked: Collection[ir.Value],
+    rule_nodes: Container[ir.Node] = (),
+    exempt: Container[ir.Value] = (),
+) -> Iterator[str]:
+    """Yield the overflows that may not reach the finite check, with the reasons, and the gradients beside it.
+
+    An overflow of any multiple of the loss scale must make the tested values that depend on it non-finite; outputs and
+    effects must not depend on the scale but through tested values.
 
     Args:
-        nodes: the nodes of a main graph, in execution order, without those of the update rule.
+        graph: the main graph.
         scale: the loss scale.
         checked: the tested values.
-
-    Raises:
-        ProofError: a node may make an overflow finite; the message names the first.
+        rule_nodes: the nodes of the update rule, which are left out.
+        exempt: outputs that are scaled on purpose.
     """
+    nodes = [node for node in graph if node not in rule_nodes]
     for value, loss in find_lost(nodes, scale, checked).items():
-        raise ProofError(f"an overflow would not reach the finite check of {value.name!r}: {loss}")
+        yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
+    reached = reach(nodes, [scale], checked)
+    for node in nodes_with(nodes, Trait.EFFECT):
+        if not reached.isdisjoint(operands_of(node)):
+            yield f"node {node_name(node)!r} would read a gradient that is not tested for finiteness"
+    for value in graph.outputs:
+        if value in reached and value not in exempt:
+            yield f"output {value.name!r} would depend on a gradient that is not tested for finiteness"
 
 
 def scale_degrees(
@@ -122,20 +132,6 @@ def scale_degrees(
     flow.visit_all(node for node in nodes if node not in rule_nodes)
     elements = ((value, degree_of(element)) for value, element in flow.elements.items())
     return {value: degree for value, degree in elements if degree != 0}, domain.conflicts
-
-
-def reach_unchecked(
-    nodes: Iterable[ir.Node], scale: ir.Value, checked: Container[ir.Value], rule_nodes: Container[ir.Node] = ()
-) -> set[ir.Value]:
-    """Return the values that the loss scale reaches on paths without a value tested for finiteness.
-
-    Args:
-        nodes: the nodes of a main graph, in execution order.
-        scale: the loss scale.
-        checked: the tested values.
-        rule_nodes: the nodes of the update rule, which are left out.
-    """
-    return reach((node for node in nodes if node not in rule_nodes), [scale], checked)
 
 
 def _prove_guards(nodes: Sequence[ir.Node], applies: ir.Value, guarded: Mapping[ir.Value, ir.Value]) -> None:

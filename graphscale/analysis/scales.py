@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.loss import LEAST_SCALE
 from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, degree_of, is_small_zero
 from graphscale.flow.interpreter import Flow
 from graphscale.flow.powers import Powers
-from graphscale.flow.scale_effects import Numbers
+from graphscale.flow.scale_effects import Numbers, is_flag
 from graphscale.flow.support import reach
-from graphscale.graph.values import constant_tensor, is_scalar, subgraphs
-from graphscale.operators import Kind, Rule, rule_of
+from graphscale.graph.values import (
+    all_nodes,
+    constant_number,
+    constant_tensor,
+    is_float,
+    is_scalar,
+    subgraphs,
+)
+from graphscale.graph.walks import ancestors
+from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
-__all__ = ["Bookkeeping", "Candidate", "find_candidates"]
+__all__ = ["Bookkeeping", "Candidate", "find_candidates", "find_supposed", "find_write", "sources_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +50,56 @@ class Candidate:
         return next(iter(self.powers))
 
 
-def find_candidates(
-    leaf: ir.Value,
-    powers: Mapping[ir.Value, Degree] | None = None,
-    numbers: Container[ir.Value] = (),
-) -> Iterator[Candidate]:
-    """Yield a scalar, and the numbers that are computed from it and other numbers, but are no powers of it.
+def find_supposed(graph: ir.Graph, numbers: Numbers) -> Iterator[Candidate]:
+    """Yield candidates for the loss scale of a graph: its fed and carried scalars, then its constants.
+
+    The scale itself may be computed, such as from its exponent.
 
     Args:
-        leaf: the scalar.
-        powers: the values that are powers of it, with the power of each; None for the scalar alone.
-        numbers: other values than constants that are no data.
+        graph: the main graph.
+        numbers: the values computed from single numbers alone.
     """
-    pending: list[Mapping[ir.Value, Degree]] = [powers or {leaf: 1}]
+    for value, powers in (*_states(graph, numbers), *_constants(graph)):
+        yield from find_candidates(value, powers, numbers)
+
+
+def _states(graph: ir.Graph, numbers: Numbers) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
+    read = ancestors([v for v in graph.outputs if is_float(v) and v in numbers], stop=is_flag)
+    for value in sources_of(graph):
+        is_carried = value.is_graph_input() or value in read or find_write(value) is not None
+        if is_float(value) and is_scalar(value) and is_carried:
+            yield value, {value: 1}
+
+
+def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, dict[ir.Value, Degree]]]:
+    """Yield the first constant of each number, with all constants of the number and its reciprocal."""
+    made = (value for node in all_nodes(graph) if node.op_type == "Constant" for value in node.outputs)
+    values: dict[float, list[ir.Value]] = {}
+    for value in (*sources_of(graph), *made):
+        number = constant_number(value) if is_float(value) else None
+        if number is not None and 0 < number < math.inf and value.uses():
+            values.setdefault(number, []).append(value)
+    for number, same in values.items():
+        if number >= LEAST_SCALE:
+            yield same[0], {**dict.fromkeys(same, 1), **dict.fromkeys(values.get(1 / number, ()), -1)}
+
+
+def find_write(value: ir.Value) -> ir.Value | None:
+    """Find the output of the node that writes a state in place."""
+    writers = (node for node, index in value.uses() if index == 0 and has_trait(node, Trait.EFFECT))
+    return next((node.outputs[0] for node in writers if node.outputs), None)
+
+
+def sources_of(graph: ir.Graph) -> list[ir.Value]:
+    """Return the inputs, and the initializers that are no inputs."""
+    return list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
+
+
+def find_candidates(
+    leaf: ir.Value, powers: Mapping[ir.Value, Degree], numbers: Container[ir.Value]
+) -> Iterator[Candidate]:
+    """Yield a scalar with some powers of it, then the numbers that are computed from it, but are no powers of it."""
+    pending: list[Mapping[ir.Value, Degree]] = [powers]
     seen = {leaf}
     for symbols in pending:
         candidate = Candidate(leaf, symbols)

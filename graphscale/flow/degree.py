@@ -59,6 +59,16 @@ class Conflict:
     unknown: bool = False
     degree: Degree = 0
 
+    @property
+    def scaled(self) -> tuple[ir.Value, ...]:
+        """The operands whose degree must become 0."""
+        return tuple(value for i in self.operands if (value := self.node.inputs[i]) is not None)
+
+    @property
+    def unscaled(self) -> tuple[ir.Value, ...]:
+        """The operands of degree 0."""
+        return tuple(value for i in self.others if (value := self.node.inputs[i]) is not None)
+
     def __str__(self) -> str:
         if self.unknown:
             from graphscale.operators.unruled import UNRULED
@@ -68,7 +78,7 @@ class Conflict:
             return f"operator {op_name(self.node)} of node {node_name(self.node)!r} has no degree rule{why}"
         if not self.operands:
             return f"the bodies of {op_name(self.node)} node {node_name(self.node)!r} disagree on the scale"
-        names = ", ".join(repr(v.name) for i in self.operands if (v := self.node.inputs[i]) is not None)
+        names = ", ".join(repr(value.name) for value in self.scaled)
         return f"{op_name(self.node)} of node {node_name(self.node)!r} is not linear in {names}"
 
 

@@ -14,7 +14,7 @@ from graphscale.flow.support import SupportDomain
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, own_dtype, subgraphs
 from graphscale.operators import Kind, Rule, rule_of
 
-__all__ = ["BENT", "FREED", "KEPT", "TOUCHED", "Numbers", "ScaleDomain", "ScaleEffect", "is_single_flag"]
+__all__ = ["BENT", "FREED", "KEPT", "TOUCHED", "Numbers", "ScaleDomain", "ScaleEffect", "is_flag", "is_single_flag"]
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
@@ -182,11 +182,16 @@ def _union(effects: Sequence[ScaleEffect]) -> int:
 
 def _pass(value: ir.Value, marks: int) -> int:
     """Return the marks that pass to a value: a flag decides on a gradient, and carries none."""
-    if marks & (FREED | KEPT) == 0 or own_dtype(value) is not ir.DataType.BOOL:
+    if marks & (FREED | KEPT) == 0 or not is_flag(value):
         return marks
     return marks & ~(FREED | KEPT if is_single_flag(value) and not marks & BENT else FREED)
 
 
+def is_flag(value: ir.Value) -> bool:
+    """Return whether a value is bool."""
+    return own_dtype(value) is ir.DataType.BOOL
+
+
 def is_single_flag(value: ir.Value) -> bool:
     """Return whether a value is bool, and may be a single one."""
-    return own_dtype(value) is ir.DataType.BOOL and (value.shape is None or is_scalar(value))
+    return is_flag(value) and (value.shape is None or is_scalar(value))

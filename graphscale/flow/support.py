@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.graph.values import reads_shape
-from graphscale.graph.walks import ancestors
+from graphscale.graph.walks import ancestors, is_contradiction
 
 __all__ = ["SupportDomain", "depends_on", "reach"]
 
@@ -36,6 +36,8 @@ class SupportDomain(Domain[int]):
         self._sources = sources
 
     def transfer(self, node: ir.Node, operands: Sequence[int]) -> Sequence[int]:
+        if node.op_type == "Where" and is_contradiction(node.inputs[0]):
+            return operands[2:]  # a condition that never holds only delays the value
         sources = functools.reduce(operator.or_, operands, 0)
         return [0 if sources and reads_shape(node) else sources] * len(node.outputs)
 

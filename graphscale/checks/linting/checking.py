@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.check import Check
+from graphscale.checks.linting.check import INFINITY, Check, is_empty, is_hiding
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.noticing import INFINITY, is_empty, is_hiding
 from graphscale.checks.linting.state_search import Carry
 from graphscale.flow.outcome import Outcomes
-from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name, reads_shape
-from graphscale.graph.walks import is_contradiction, source_by_trait
-from graphscale.operators import Fate, Trait, has_trait, rule_of
+from graphscale.flow.support import reach
+from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Fate, Trait, has_trait, nodes_with, rule_of
 
 __all__: list[str] = []
 
@@ -44,36 +44,27 @@ def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
 
 
 def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
-    """Return the gradients that reach an output or state untested, after the unscaling or in their last form."""
-    unscaled = {} if context.flow is None else context.flow.unscaled
-    roots, is_half = [root for root in context.roots if not check.covers(root)], context.half is not None
-    origin: dict[ir.Value, ir.Value | None] = {root: root if is_half else None for root in roots}
-    ends: dict[ir.Value, None] = {}
-    for node in context.view.nodes:
-        if reads_shape(node):
-            continue
-        # A condition that never holds only delays the value.
-        waits = node.op_type == "Where" and is_contradiction(node.inputs[0])
-        operands = node.inputs[2:] if waits else context.view.operands(node)
-        reached = [operand for operand in operands if operand is not None and operand in origin]
-        if not reached or any(context.is_bookkeeping(value) for value in node.outputs):
-            continue
-        first = next((source for value in reached if (source := origin[value]) is not None), None)
-        if has_trait(node, Trait.EFFECT) and not any(check.covers(value) for value in node.outputs):
-            ends[first or reached[-1]] = None
+    """Return the gradients that reach an output or state untested: unscaled ones, tested in part, or the last form."""
+    view, graph = context.view, context.view.graph
+    tested = {value for value in check.tested.kinds if check.covers(value)} | {check.value}
+    nodes = [node for node in view.nodes if not any(map(context.is_bookkeeping, node.outputs))]
+    roots = context.roots - tested
+    if context.flow is not None and context.half is None:
         # A quotient by the scale is no more doubtful than its dividend, and neither is a gradient clipped to the scaled
         # threshold.
-        only_scale = all(operand in context.roots and context.carries_scale(operand) for operand in reached)
-        is_tested = any(check.covers(operand) for operand in context.view.operands(node))
-        for value in node.outputs:
-            is_seen = value is check.value or check.covers(value)
-            if is_seen or (only_scale and (is_tested or not context.carries_scale(value))):
-                continue
-            origin[value] = value if value in unscaled or (first is None and value in check.tested.kinds) else first
-    for value in context.view.graph.outputs:
-        if value in origin and value not in context.exempt:
-            ends[origin[value] or value] = None
-    return list(ends)
+        entries = (n for n in nodes if not roots.isdisjoint(n.inputs) and tested.isdisjoint(view.operands(n)))
+        roots = {v for n in entries for v in n.outputs if context.carries_scale(v)} - tested
+    reached = reach(nodes, roots, tested)
+    effects = (node for node in nodes_with(nodes, Trait.EFFECT) if tested.isdisjoint(node.outputs))
+    ends = [v for node in effects for v in inputs_of(node) if v in reached]
+    ends += [v for v in graph.outputs if v in reached and v not in context.exempt]
+    unscaled = () if context.flow is None else context.flow.unscaled
+    named = [value for value in unscaled or check.tested.kinds if value in reached]
+    named += context.roots if context.half else []
+    above = view.ancestors(ends, stop={*named, *tested}.__contains__)
+    found = [value for value in named if value in above]
+    behind = reach(nodes, found, tested)
+    return [*found, *(value for value in dict.fromkeys(ends) if value not in behind)]
 
 
 def _missing(check: Check, value: ir.Value) -> list[tuple[str, ir.Node | None]]:

@@ -15,8 +15,8 @@ from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.patterns import input_at, producer, skip_ordering, update_signal
 from graphscale.flow.outcome import Number, Outcomes, is_kept
 from graphscale.flow.support import reach
-from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name, subgraphs, uses_of
-from graphscale.graph.walks import source_by_trait
+from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name
+from graphscale.graph.walks import is_contradiction, producers_of, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__: list[str] = []
@@ -116,7 +116,7 @@ class _Guards:
             return report("GS406", f"{name} is updated by {adam.op_type} whatever update_signal says", adam, value)
         if self._is_own_bookkeeping(state) or self._is_record(state):
             return None
-        if state.carry not in (Carry.ADD, Carry.OPTIMIZER) and self.good.of(new) is value:
+        if state.carry not in (Carry.ADD, Carry.OPTIMIZER) and is_kept(self.good.of(new), value):
             return report("GS403", f"{name} keeps its value if {check} holds, and changes if not", node, value)
         if new in self._after_products:
             return report("GS405", f"{name} is changed by 0 times a gradient that may not be finite", node, value)
@@ -140,14 +140,14 @@ class _Guards:
 
     def _is_record(self, state: State) -> bool:
         """Return whether a state only keeps measurements of an If, and is no operand of other values."""
-        new, nodes = skip_ordering(state.next), {use.node for use in uses_of(state.value)}
-        readers = [n for n in nodes if not has_trait(n, Trait.ACCUMULATOR) and skip_ordering(n.outputs[0]) is not new]
+        new, descendants = skip_ordering(state.next), self.context.view.descendants
         node = new.producer()
-        is_kept = len(readers) == 1 and readers[0].op_type == "Identity" and readers[0].outputs[0].is_graph_output()
-        if node is None or node.op_type != "If" or not is_kept or readers[0].graph not in subgraphs(node):
+        if node is None or node.op_type != "If":
             return False
-        reach = self.context.view.descendants([new])
-        return not any(other.next in reach for other in self.context.states if other is not state)
+        readers = producers_of(descendants([state.value], stop={*node.outputs}))
+        is_kept = all(n.op_type == "Identity" or has_trait(n, Trait.ACCUMULATOR) for n in readers)
+        below = descendants([new])
+        return is_kept and not any(other.next in below for other in self.context.states if other is not state)
 
     def _is_counter(self, state: State) -> bool:
         is_number = state.carry in (Carry.OUTPUT, Carry.WRITE) and is_scalar(state.value)
@@ -166,18 +166,14 @@ class _Guards:
 
     def _other_select(self, state: State) -> ir.Node | None:
         """Return a selection between the state and another value, without an effect of the check."""
-        value = state.next
-        while state.carry is not Carry.OPTIMIZER and (node := producer(_viewed(value), "Where")) is not None:
-            condition, *branches = inputs_of(node)
-            others = [branch for branch in branches if _viewed(branch) is not state.value]
-            outcome = self.bad.of(condition)
-            decided = isinstance(outcome, bool) and condition in self.check.dependent
-            never = outcome is False and self.good.of(condition) is False and condition.producer() is not None
-            if len(others) < 2 and not decided and not never:
-                return node
-            if len(others) != 1:
-                return None
-            value = others[0]
+        ends = () if state.carry is Carry.OPTIMIZER else (skip_ordering(state.next), self.good.of(state.next))
+        for value in ends:
+            node = producer(_viewed(value), "Where") if isinstance(value, ir.Value) else None
+            if node is not None and any(_viewed(branch) is state.value for branch in inputs_of(node)[1:]):
+                condition = inputs_of(node)[0]
+                decided = isinstance(self.bad.of(condition), bool) and condition in self.check.dependent
+                if not (decided or is_contradiction(condition)):
+                    return node
         return None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
+from graphscale.analysis.scales import sources_of
 from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
@@ -17,7 +18,7 @@ from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
 from graphscale.operators import Trait, nodes_with
-from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
+from graphscale.policy.loss_scale import DynamicLossScale, get_policy
 from graphscale.policy.names import COUNTERS, ScaledValue
 
 __all__ = ["UNSEEN"]
@@ -25,6 +26,8 @@ __all__ = ["UNSEEN"]
 # The codes that a half of a split step cannot show. The scale enters in one stage, and comes out in another; values
 # between the halves are no state; only the forward pass shows the weights among the state.
 UNSEEN = {"gradients": ["GS3"], "stage": ["GS1", "GS2", "GS3", "GS407"], "update": ["GS602"]}
+_SCALE = ScaledValue.LOSS_SCALE
+_LARGEST = float(np.finfo(np.float32).max)
 # The factor from the smallest float16 number above zero to beyond the largest.
 _OVERFLOWS = 2.0**40
 # Bounds of telemetry's counters by others, `{counter: bound}`.
@@ -52,7 +55,11 @@ def _hazards(context: LintContext) -> Iterator[Finding]:
 @rule("GS503")
 def _metadata(context: LintContext) -> Iterator[Finding]:
     view, stamp = context.view, context.stamp
-    if stamp is None or _is_other_part(context):
+    if stamp is None:
+        return
+    exposed = {("output", value.name or ""): SCALED_LOSS_NOTE for value in context.exempt}
+    yield from (report("GS503", text) for text in stamp.find_wrong_notes(context.model, exposed))
+    if _is_other_part(context):
         return
     outputs = {value.name for value in view.graph.outputs}
     # Each half has some of the named values.
@@ -65,13 +72,6 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     for value in _forgotten(context, stamp.state) if stamp.state else ():
         message = f"{value.name!r} is carried, and the metadata do not say what its next value is"
         yield report("GS503", message, value=value)
-
-
-@rule("GS503")
-def _notes(context: LintContext) -> Iterator[Finding]:
-    if context.stamp is not None:
-        exposed = {("output", value.name or ""): SCALED_LOSS_NOTE for value in context.exempt}
-        yield from (report("GS503", text) for text in context.stamp.find_wrong_notes(context.model, exposed))
 
 
 @rule("GS506")
@@ -96,7 +96,7 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
     carried = {*context.stamp.carried, *context.stamp.names.values()}
     with_roles = {entry.get("name") for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
     known = {*carried, *with_roles, *context.stamp.state.values(), *(f"{name}.next" for name in carried)}
-    leaves = (value for value in context.view.leaves() if value.is_graph_input() or not is_scalar(value))
+    leaves = (value for value in sources_of(graph) if value.is_graph_input() or not is_scalar(value))
     free = {value for value in leaves if value.name not in carried}
     for output in (v for v in graph.outputs if v.name not in known and v not in context.exempt):
         above = context.view.ancestors([output])
@@ -124,67 +124,49 @@ def _describe_state(context: LintContext, message: str, following: ir.Value, sta
 
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
     """Return the state that a graph carries through an output without a name in the metadata."""
-    graph = context.view.graph
-    in_place = {node.inputs[0] for node in nodes_with(graph, Trait.ACCUMULATOR)}
+    graph, outcomes = context.view.graph, context.outcomes
     own = () if context.scale is None else context.scale.scalars.leaves
-    found_values = dict.fromkeys(value for value in graph.inputs if value in own and value.uses())
-    for output in graph.outputs if context.outcomes is not None else ():
-        applied, old = (each.of(output) for each in context.outcomes or ())
-        if isinstance(old, ir.Value) and old.is_graph_input() and old is not applied:
-            if (old.dtype, old.shape) == (output.dtype, output.shape):
-                found_values[old] = None
-    return (value for value in found_values if value.name not in state and value not in in_place)
+    carried = [value for value in graph.inputs if value in own and value.uses()]
+    for output in () if outcomes is None else graph.outputs:
+        applied, old = (each.of(output) for each in outcomes or ())
+        if isinstance(old, ir.Value) and old.is_graph_input() and old is not applied and same_type(output, old):
+            carried.append(old)
+    in_place = {node.inputs[0] for node in nodes_with(graph, Trait.ACCUMULATOR)}
+    return (value for value in dict.fromkeys(carried) if value.name not in state and value not in in_place)
 
 
-def _policy(context: LintContext) -> LossScale | None:
-    """Return the policy in the metadata, or None."""
+@rule("GS107", "GS504", "GS505")
+def _beginnings(context: LintContext) -> Iterator[Finding]:
+    """Find the scale and counts that begin outside of their range, or not as the policy does."""
+    stamp, scale = context.stamp, context.scale
     try:
-        return None if context.stamp is None else get_policy(context.stamp.policy)
+        policy = None if stamp is None else get_policy(stamp.policy)
     except InvalidLossScaleError:
-        return None
-
-
-@rule("GS107")
-def _scale_value(context: LintContext) -> Iterator[Finding]:
-    if context.scale is None:
-        return
-    value = context.scale.value
-    number = constant_number(value, initial=True)
-    if number is None or (context.stamp is None and value is not context.scale.scalars.symbol):
-        return
-    policy = _policy(context)
-    dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
-    least = 1.0 if dynamic is None else dynamic.min_loss_scale
-    most = math.inf if dynamic is None or dynamic.max_loss_scale is None else dynamic.max_loss_scale
-    name = f"the loss scale {value.name!r} begins with {number:g}"
-    if not (math.isfinite(number) and number > 0 and np.float32(least) <= number <= np.float32(most)):
-        ends = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        yield report("GS107", name if dynamic is None else f"{name}, and its policy keeps it {ends}", value=value)
-    elif number > _OVERFLOWS and context.has_gradients_in(ir.DataType.FLOAT16):
-        yield report("GS107", f"{name}, times which every number of float16 but zero overflows", value=value)
-
-
-@rule("GS504", "GS505")
-def _counts(context: LintContext) -> Iterator[Finding]:
-    policy, is_named = _policy(context), any(_scale_value(context))
-    dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
-    values = {role: constant_number(value, initial=True) for role, value in context.named.items()}
-    numbers = {role: number for role, number in values.items() if number is not None}
+        policy = None
+    values: dict[str, ir.Value] = {role: value for role, value in context.named.items() if role != _SCALE}
+    if scale is not None and (stamp is not None or scale.value is scale.scalars.symbol):
+        values[_SCALE] = scale.value
+    numbers = {r: number for r, v in values.items() if (number := constant_number(v, initial=True)) is not None}
     bounds = {role: numbers.get(bound, math.inf) for role, bound in _BOUNDS.items()}
     most_of = {role: bounds.get(role, math.inf) for role in (*COUNTERS, ScaledValue.BAD_STEPS)}
     ranges: dict[str, tuple[float, float]] = {r: (0, most if most >= 0 else math.inf) for r, most in most_of.items()}
-    firsts: dict[str, float] = {} if policy is None else {ScaledValue.LOSS_SCALE: float(policy())}
+    ranges[_SCALE] = (1.0, _LARGEST)
+    firsts: dict[str, float] = {} if policy is None or scale is None else {_SCALE: float(policy())}
+    dynamic = policy.rule if isinstance(policy, DynamicLossScale) else None
     if dynamic is not None:
         firsts |= {role.value: number for role, number in dynamic.carried(dynamic.initial_state()).items()}
-        ranges |= {role: dynamic.ranges[role] for role in (ScaledValue.GOOD_STEPS, ScaledValue.HYSTERESIS_LEFT)}
+        ranges |= {role: ends for role, ends in dynamic.ranges.items() if role is not ScaledValue.BAD_STEPS}
     for role, number in numbers.items():
-        name = f"{context.named[role].name!r} begins with {number:g}"
         least, most = ranges.get(role, (-math.inf, math.inf))
-        if role in ranges and not (least <= number <= most and number.is_integer()):
-            ends = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-            yield report("GS504", f"{name}, and it is a count {ends}", value=context.named[role])
-        elif (
-            role in firsts and number != np.float32(firsts[role]) and not (role == ScaledValue.LOSS_SCALE and is_named)
-        ):
-            message = f"{name}, and the policy begins with {firsts[role]:g}"
-            yield report("GS505", message, value=context.named[role])
+        is_scale, value = role == _SCALE, values[role]
+        ends = f"at least {least:g}" if most >= _LARGEST else f"from {least:g} to {most:g}"
+        name = f"{value.name!r} begins with {number:g}"
+        code, what = ("GS107", f"the loss scale {name}") if is_scale else ("GS504", f"{name}, and it is a count {ends}")
+        is_sound = number > 0 if is_scale else number.is_integer()
+        if role in ranges and not (least <= number <= most and is_sound):
+            kept = "" if not is_scale or dynamic is None else f", and its policy keeps it {ends}"
+            yield report(code, f"{what}{kept}", value=value)
+        elif is_scale and number > _OVERFLOWS and context.has_gradients_in(ir.DataType.FLOAT16):
+            yield report(code, f"{what}, times which every number of float16 but zero overflows", value=value)
+        elif role in firsts and number != np.float32(firsts[role]):
+            yield report("GS505", f"{name}, and the policy begins with {firsts[role]:g}", value=value)

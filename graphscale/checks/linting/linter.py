@@ -14,11 +14,11 @@ from graphscale.checks.linting import (  # noqa: F401 - importing them fills RUL
     low_precision,
     scaling,
 )
+from graphscale.checks.linting.check import is_empty
 from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.keeping import UNSEEN
 from graphscale.checks.linting.lint_context import RULES, LintContext
 from graphscale.checks.linting.lint_report import Finding, LintReport
-from graphscale.checks.linting.noticing import is_empty
 from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
 from graphscale.errors import DOCS_URL, LintError

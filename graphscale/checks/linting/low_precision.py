@@ -76,22 +76,18 @@ def _is_sum_of_gradients(context: LintContext, state: State) -> bool:
         return False
     if context.topology is not None and state.value in context.topology.forward:
         return False
-    return find_coefficients(_unguarded(state), {state.value}).get(state.value, 0) >= _SUM
+    return find_coefficients(_unguarded(context, state), {state.value}).get(state.value, 0) >= _SUM
 
 
-def _unguarded(state: State) -> ir.Value:
-    """Return the next value of a state, past its guards, which contain the old value."""
-
-    def selected(node: ir.Node) -> ir.Value | None:
-        new = [value for value in inputs_of(node)[1:] if value is not state.value]
-        return new[0] if node.op_type == "Where" and len(new) == 1 else None
-
-    return source_of(state.next, selected)
+def _unguarded(context: LintContext, state: State) -> ir.Value:
+    """Return the next value of a state on an applied step: its guards contain the old value."""
+    applied = state.next if context.outcomes is None else context.outcomes[0].of(state.next)
+    return applied if isinstance(applied, ir.Value) else state.next
 
 
 def _is_rounded_copy(context: LintContext, state: State) -> bool:
     """Return whether a state is rounded on each step from masters of a wider type, without a share of its old value."""
-    value = _unguarded(state)
+    value = _unguarded(context, state)
     is_rounded = context.dtype(source_by_trait(value, Trait.VIEW)) not in _SMALL
     return is_rounded and state.value not in find_coefficients(value, {state.value}, least=0)
 

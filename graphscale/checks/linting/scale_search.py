@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.scales import Bookkeeping, Candidate, find_candidates
+from graphscale.analysis.scales import Bookkeeping, find_candidates, find_supposed, sources_of
 from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError, suggest
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, subgraphs, value_label
-from graphscale.graph.walks import is_contradiction, producers_of, reach, source_of
+from graphscale.graph.values import constant_tensor, is_float, is_scalar, subgraphs, value_label
+from graphscale.graph.walks import is_contradiction, producers_of, source_by_trait
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["Scale", "find_named_scale", "find_scale"]
@@ -70,8 +70,10 @@ def find_scale(
     nexts = {state.value: state.next for state in states}
     if given is not None:
         return _complete(view, given, roles, nexts)
+    numbers = view.numbers(frozenset(filter(is_scalar, sources_of(view.graph))))
+    found = [each for each in find_supposed(view.graph, numbers) if each.divisions]
     # The likeliest first: values that are factors, no constants, and divide many others.
-    found = sorted(_candidates(view), key=lambda c: (constant_tensor(c.leaf) is not None, -len(c.divisions)))
+    found = sorted(found, key=lambda c: (constant_tensor(c.leaf) is not None, -len(c.divisions)))
     for candidate in sorted(found, key=lambda c: not c.products)[:_CANDIDATES]:
         if not candidate.products:
             if candidate.symbol is candidate.leaf and _is_tested(view, nexts.get(candidate.leaf)):
@@ -80,13 +82,13 @@ def find_scale(
         reached = view.descendants(candidate.products)
         if all(reached.isdisjoint(node.outputs) for node in candidate.divisions):
             continue
-        if losses and all(loss in reached and not _is_product(loss, candidate) for loss in losses):
+        if losses and all(v in reached and source_by_trait(v, Trait.VIEW) not in candidate.products for v in losses):
             continue
         scale = _complete(view, candidate.leaf, roles, nexts, candidate.symbol)
         # A constant is a loss scale if it acts as one in every respect; a shared 2.0 does not.
         is_constant = constant_tensor(candidate.leaf) is not None
         flow = Flow(view, scale.scalars, scale.nexts.values()) if is_constant else None
-        if flow is None or (flow.unscaled and not flow.events):
+        if flow is None or (flow.unscaled and not (flow.faults or flow.scaled_outputs)):
             return scale
     return None
 
@@ -100,7 +102,7 @@ def _complete(
 ) -> Scale:
     leaves = {value, *roles} if value.producer() is None else {*roles}
     if not roles and value in nexts:
-        leaves.update(leaf for leaf in _bookkeeping_leaves(nexts[value]) if leaf in nexts)
+        leaves.update(leaf for leaf in _bookkeeping_leaves(view, nexts[value]) if leaf in nexts)
     numbers = view.numbers(frozenset(v for v in (*leaves, symbol or value) if constant_tensor(v) is None))
     scalars = Bookkeeping(numbers, leaves, symbol or value)
     effective = _effective(scalars) if scalars.symbol is value else None
@@ -110,32 +112,24 @@ def _complete(
 
 def _effective(scalars: Bookkeeping) -> ir.Value | None:
     """Return the value, chosen from the scale's state, that multiplies data; None if it is the scale itself."""
-    first, *others = find_candidates(scalars.symbol, numbers=scalars.values)
+    first, *others = find_candidates(scalars.symbol, {scalars.symbol: 1}, scalars.values)
     counts = {other.symbol: len(other.products) + len(other.divisions) for other in others}
     return None if first.products else max((v for v in counts if counts[v]), key=lambda v: counts[v], default=None)
 
 
-def _bookkeeping_leaves(following: ir.Value) -> Iterator[ir.Value]:
+def _bookkeeping_leaves(view: View, following: ir.Value) -> Iterator[ir.Value]:
     """Yield the scalars that a next scale is computed from, without those of the finite check."""
 
-    def may_be_scalar(value: ir.Value) -> bool:
-        return value.shape is None or is_scalar(value)
+    def ends(value: ir.Value) -> bool:
+        node = value.producer()
+        is_test = node is not None and (has_trait(node, Trait.FINITENESS_TEST | Trait.REDUCTION) or subgraphs(node))
+        return bool(is_test) or not _may_be_scalar(value)
 
-    def operands(value: ir.Value) -> list[ir.Value]:
-        node = value.producer() if may_be_scalar(value) else None
-        if node is None or has_trait(node, Trait.FINITENESS_TEST | Trait.REDUCTION) or subgraphs(node):
-            return []
-        return [operand for operand in inputs_of(node) if may_be_scalar(operand)]
-
-    return (value for value in reach([following], operands) if value.producer() is None)
+    return filter(_may_be_scalar, view.ancestors([following], ends))
 
 
-def _candidates(view: View) -> Iterator[Candidate]:
-    for leaf in view.leaves():
-        if is_float(leaf) and is_scalar(leaf) and leaf.uses():
-            for candidate in find_candidates(leaf):
-                if candidate.divisions and (candidate.products or constant_tensor(leaf) is None):
-                    yield candidate
+def _may_be_scalar(value: ir.Value) -> bool:
+    return value.shape is None or is_scalar(value)
 
 
 def _is_tested(view: View, following: ir.Value | None) -> bool:
@@ -143,13 +137,3 @@ def _is_tested(view: View, following: ir.Value | None) -> bool:
     # A flag that is never true only delays a write.
     above = () if following is None else view.ancestors([following], stop=is_contradiction)
     return any(has_trait(node, Trait.FINITENESS_TEST) for node in producers_of(above))
-
-
-def _is_product(value: ir.Value, candidate: Candidate) -> bool:
-    """Return whether a value is the loss times the scale."""
-
-    def viewed(node: ir.Node) -> ir.Value | None:
-        passes = has_trait(node, Trait.VIEW) and node.outputs[0] not in candidate.products
-        return node.inputs[0] if passes else None
-
-    return source_of(value, viewed) in candidate.products

@@ -6,67 +6,69 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from graphscale.analysis.proof import scaled_contractions
 from graphscale.analysis.training_result import copies_elements
-from graphscale.checks.linting.flow import Event, Fault
+from graphscale.checks.linting.flow import Fault, Misuse
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.patterns import is_comparison
+from graphscale.flow.degree import Conflict, Degree
 from graphscale.graph.values import is_scalar, node_name, op_name
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Trait, has_trait, rule_of
+from graphscale.operators import Trait, has_trait
 
 __all__: list[str] = []
 
 
 @rule("GS101", "GS103", "GS104", "GS105", "GS201", "GS202", "GS203", "GS204", "GS205", "GS206")
 def _degrees(context: LintContext) -> Iterator[Finding]:
-    for event in () if context.flow is None else context.flow.events:
-        code, message, value = _explain(context, event)
-        node = event.node or (None if value is None else value.producer())
-        yield report(code, message, node, value)
+    if context.flow is None:
+        return
+    for fault in context.flow.faults:
+        code, message, value = _explain(context, fault)
+        yield report(code, message, fault.node, value)
+    for value in context.flow.scaled_outputs:
+        code, message = _explain_output(context, value)
+        yield report(code, message, value.producer(), value)
 
 
 def _names(values: tuple[ir.Value, ...]) -> str:
     return ", ".join(repr(value.name) for value in dict.fromkeys(values))
 
 
-def _power(event: Event) -> str:
-    degree = event.degree
+def _power(degree: Degree) -> str:
     return "" if degree in (1, None) else f" to the power of {degree:g}"
 
 
-def _explain(context: LintContext, event: Event) -> tuple[str, str, ir.Value | None]:
+def _explain(context: LintContext, fault: Conflict) -> tuple[str, str, ir.Value]:
     """Return the code, the message and the value of a finding."""
-    names, value, node = _names(event.scaled), event.scaled[0] if event.scaled else None, event.node
-    operator = "" if node is None else op_name(node)
+    names, value, node = _names(fault.scaled), fault.scaled[0], fault.node
     assert context.scale is not None and context.flow is not None
-    scalars = context.scale.scalars
-    match event.fault:
-        case Fault.TWICE if any(context.carries_scale(value) for value in event.scaled):
+    scalars, others, power = context.scale.scalars, fault.unscaled, _power(fault.degree)
+    match fault.misuse if isinstance(fault, Fault) else None:
+        case Misuse.TWICE if any(map(context.carries_scale, fault.scaled)):
             return "GS103", f"{names} carries the loss scale already and is multiplied by it again", value
-        case Fault.TWICE:
-            return "GS103", f"{names} is multiplied by the loss scale{_power(event)}", value
-        case Fault.DIVIDED if any(value in context.flow.touched for value in event.scaled):
+        case Misuse.TWICE:
+            return "GS103", f"{names} is multiplied by the loss scale{power}", value
+        case Misuse.DIVIDED if not context.flow.touched.isdisjoint(fault.scaled):
             return "GS202", f"{names} has been divided by the loss scale already and is divided again", value
-        case Fault.DIVIDED:
+        case Misuse.DIVIDED:
             message = f"{names} is divided by the loss scale, and nothing it depends on was multiplied by it"
             return "GS203", message, value
-        case Fault.OTHER_SCALE:
-            symbol, other = scalars.symbol.name, _names(event.others)
-            return "GS204", f"{names} carries the loss scale {symbol!r} and meets {other} instead of it", value
-        case Fault.OUTPUT:
-            return _explain_output(context, event)
-        case Fault.UNKNOWN:
-            return "GS206", f"{operator} reads {names}, which carries the loss scale, and has no degree rule", value
-    assert node is not None
-    carried = f"{names}, which carries the loss scale{_power(event)}"
+        case Misuse.OTHER_SCALE:
+            message = f"{names} carries the loss scale {scalars.symbol.name!r} and meets {_names(others)} instead of it"
+            return "GS204", message, value
+    operator = op_name(node)
+    if fault.unknown:
+        return "GS206", f"{operator} reads {names}, which carries the loss scale, and has no degree rule", value
+    carried = f"{names}, which carries the loss scale{power}"
     forward = () if context.topology is None else context.topology.forward
     is_forward, is_effect = any(value in forward for value in node.outputs), has_trait(node, Trait.EFFECT)
-    is_nonlinear, is_threshold = event.fault is Fault.NONLINEAR, has_trait(node, Trait.BOUND) or is_comparison(node)
+    is_nonlinear, is_threshold = not others, has_trait(node, Trait.BOUND) or is_comparison(node)
     if is_nonlinear:
         is_leak = is_forward and not is_effect
     else:
-        is_leak = not is_threshold and (is_forward or scalars.values.issuperset(event.scaled))
+        is_leak = not is_threshold and (is_forward or scalars.values.issuperset(fault.scaled))
     if is_leak:
         part = "the forward pass" if is_forward else "a factor of the backward pass that is no gradient"
         return "GS104", f"{operator}, {part}, reads {names} times the loss scale", value
@@ -74,24 +76,24 @@ def _explain(context: LintContext, event: Event) -> tuple[str, str, ir.Value | N
         return "GS201", f"{operator} reads {carried}: the gradient is not unscaled", value
     if is_nonlinear:
         return "GS205", f"{operator} reads {carried}, and is not linear", value
-    message = f"{operator} of {carried}, and {_names(event.others)}"
+    message = f"{operator} of {carried}, and {_names(others)}"
     # A constant or bookkeeping, not a weight or a moment.
-    is_bound = all(scalars.is_constant(other) or other in scalars.values for other in event.others)
+    is_bound = all(scalars.is_constant(other) or other in scalars.values for other in others)
     if is_threshold or is_bound:
         return "GS205", f"{message}, which does not: a threshold or a constant meets a scaled gradient", value
-    missing = next((other for other in event.others if _misses_scale(context, other)), None)
+    missing = next((other for other in others if _misses_scale(context, other)), None)
     if missing is not None:
         return "GS101", f"{message}: that share of the gradient never met the loss scale", missing
     return "GS201", f"{message}, which does not: the gradient is not unscaled", value
 
 
-def _explain_output(context: LintContext, event: Event) -> tuple[str, str, ir.Value | None]:
-    value = event.scaled[0]
+def _explain_output(context: LintContext, value: ir.Value) -> tuple[str, str]:
     if _is_scaled_loss(context, value):
-        return "GS105", f"output {value.name!r} is the loss times the loss scale", value
+        return "GS105", f"output {value.name!r} is the loss times the loss scale"
     if context.topology is not None and value in context.topology.forward:
-        return "GS104", f"output {value.name!r}, of the forward pass, carries the loss scale", value
-    return "GS201", f"output {value.name!r} carries the loss scale{_power(event)}", value
+        return "GS104", f"output {value.name!r}, of the forward pass, carries the loss scale"
+    assert context.flow is not None
+    return "GS201", f"output {value.name!r} carries the loss scale{_power(context.flow.degree(value))}"
 
 
 def _misses_scale(context: LintContext, value: ir.Value) -> bool:
@@ -139,9 +141,8 @@ def _is_covered(context: LintContext) -> bool:
     report = {} if context.stamp is None else context.stamp.report
     if not report.get("contractions"):
         return False
-    nodes = context.view.graph.all_nodes()
-    of_gradients = [node for node in nodes if (rule := rule_of(node)) and (rule.contraction or rule.gradient)]
-    scaled = sum(any(map(context.carries_scale, node.inputs)) for node in of_gradients)
+    degrees = {} if context.flow is None else context.flow.degrees
+    scaled = sum(1 for _ in scaled_contractions(context.view.nodes, degrees))
     return scaled >= int(report["contractions"]) - len(report.get("missed", ()))
 
 

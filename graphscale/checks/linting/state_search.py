@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
 
 import onnx_ir as ir
 
+from graphscale.analysis.scales import sources_of
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import assigns, input_at
-from graphscale.graph.values import inputs_of, is_scalar
-from graphscale.graph.walks import reach
+from graphscale.graph.values import is_scalar
 from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
 from graphscale.step.training_step import Carried
 
 __all__ = ["Carry", "State", "find_in_place", "find_states", "held_state"]
-
-# More values than an update rule has.
-_BOOKKEEPING = 200
 
 
 class Carry(enum.Enum):
@@ -71,7 +67,7 @@ def find_states(
 
 
 def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
-    free, constants = set(view.graph.inputs), [value for value in view.leaves() if not value.is_graph_input()]
+    free, constants = set(view.graph.inputs), [value for value in sources_of(view.graph) if not value.is_graph_input()]
     weights = {value for value in constants if not is_scalar(value)}
     scalars = {value for value in constants if is_scalar(value) and _is_like_state(value)}
     for output in view.graph.outputs:
@@ -109,19 +105,10 @@ def _is_like_state(value: ir.Value) -> bool:
 
 
 def _depends_on_constants(view: View, output: ir.Value) -> bool:
-    """Return whether a scalar is computed from constants alone, through flags with any operands."""
-
-    def operands(value: ir.Value) -> list[ir.Value]:
-        node = value.producer()
-        above = () if node is None else inputs_of(node)
-        return [operand for operand in above if operand not in view.flags]
-
-    node = output.producer()
-    if node is None or node.op_type in ("Identity", "Constant"):
-        return False
-    above = list(islice(reach(operands(output), operands), _BOOKKEEPING + 1))
-    may_be_scalars = all(value.shape is None or is_scalar(value) for value in above)
-    return len(above) <= _BOOKKEEPING and may_be_scalars and not any(value.is_graph_input() for value in above)
+    """Return whether a scalar is computed from constants and flags alone."""
+    node, may_be_scalar = output.producer(), output.shape is None or is_scalar(output)
+    is_computed = node is not None and node.op_type not in ("Identity", "Constant")
+    return is_computed and may_be_scalar and output in view.numbers(frozenset())
 
 
 def find_in_place(nodes: Iterable[ir.Node]) -> Iterator[State]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import onnx_ir as ir
 
-from graphscale.flow.degree import is_small_zero as is_zero
+from graphscale.analysis.scales import sources_of
 from graphscale.flow.interpreter import Flow
 from graphscale.flow.scale_effects import Numbers
 from graphscale.flow.support import reach as depend
@@ -17,7 +17,7 @@ from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import inputs_of, operands_of, reads_shape, values_by_name
 from graphscale.graph.walks import ancestors, check_order, reach
 
-__all__ = ["View", "is_zero", "nearest_above"]
+__all__ = ["View", "nearest_above"]
 
 # Values from a condition up to the number that decides it.
 _NEAR = 50
@@ -29,7 +29,6 @@ class View:
     Attributes:
         graph: the main graph.
         nodes: its nodes in order.
-        is_zero: tests whether a value is known to be all zeros.
         numbers: finds the values computed from some numbers.
         nearest_above: see the function of this name.
 
@@ -40,7 +39,6 @@ class View:
     def __init__(self, model: ir.Model, name: str) -> None:
         self.graph = model.graph
         self.nodes = tuple(self.graph)
-        self.is_zero = functools.cache(is_zero)
         self.numbers = functools.cache(self._find_numbers)
         self.nearest_above = functools.cache(nearest_above)
         self._operands = {node: operands_of(node) for node in self.nodes}
@@ -78,10 +76,6 @@ class View:
     def _find_numbers(self, numbers: frozenset[ir.Value]) -> Numbers:
         return Numbers(self.graph, numbers, self.flags.__contains__)
 
-    def leaves(self) -> list[ir.Value]:
-        """Return the graph's inputs, and the initializers that are no inputs."""
-        return [*self.graph.inputs, *(v for v in self.graph.initializers.values() if not v.is_graph_input())]
-
     @functools.cached_property
     def values(self) -> dict[str, ir.Value]:
         """The values by name."""
@@ -99,7 +93,7 @@ class View:
     def dtypes(self) -> dict[ir.Value, ir.DataType]:
         """The known dtypes of values."""
         found = dtypes_of(self.nodes)
-        for value in self.leaves():
+        for value in sources_of(self.graph):
             dtype = value.dtype or (None if value.const_value is None else value.const_value.dtype)
             if dtype is not None:
                 found[value] = dtype

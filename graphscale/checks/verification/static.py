@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.analysis.hazards import find_in_place_writes, find_unordered_readers, is_fresh
-from graphscale.analysis.proof import prove, reach_unchecked, scale_degrees
+from graphscale.analysis.proof import find_untested, prove, scale_degrees
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair
@@ -16,7 +16,6 @@ from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, 
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.flow.outcome import Number, Outcomes, is_kept
-from graphscale.flow.survival import find_lost
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, own_dtype, reads_shape, uses_of
 from graphscale.graph.walks import ancestors, producers_of, source_by_trait
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
@@ -50,7 +49,7 @@ def prove_again(pair: Pair) -> list[Check]:
         checks += [Check(name, SKIPPED, NO_CHECK, True) for name in names]
     else:
         tested = _tested(pair, finite, rule | ordering)
-        missed = _unchecked(pair, rule | ordering, tested)
+        missed = find_untested(graph, scale.value, tested, rule, exempt)
         checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {finite.name!r}"))
         unguarded = _guards(pair, finite)
         checks.append(Check.proved(names[1], unguarded, f"{len(pair.states)} states"))
@@ -166,21 +165,6 @@ def _tested(pair: Pair, finite: ir.Value, aside: frozenset[ir.Node]) -> set[ir.V
     unscaling = (n for n in unscaling if any(degrees.get(v, 0) not in (0, ZERO) for v in inputs_of(n)))
     quotients = {v for node in unscaling for v in node.outputs if degrees.get(v, 0) == 0 and is_float(v)}
     return find_tested_values(finite, frozenset(quotients)) & quotients
-
-
-def _unchecked(pair: Pair, aside: frozenset[ir.Node], tested: set[ir.Value]) -> Iterator[str]:
-    """Find the outputs and writes that the scale reaches on paths without a checked gradient, and lost overflows."""
-    graph, scale = pair.step.graph, pair.step.scale.value
-    for value, loss in find_lost((node for node in graph if node not in aside), scale, tested).items():
-        yield f"an overflow may not reach the check of {value.name!r}: {loss}"
-    reached = reach_unchecked(graph, scale, tested, aside)
-    for value in graph.outputs:
-        if value in reached and value is not pair.scaled_loss:
-            yield f"output {value.name!r} depends on a gradient that the finite check may miss"
-    for node in nodes_with(graph, Trait.ACCUMULATOR):
-        written = node.inputs[1]
-        if written is not None and skip_ordering(written) in reached and node not in aside:
-            yield f"{node_name(node)!r} writes a gradient that the finite check may miss"
 
 
 def _guards(pair: Pair, finite: ir.Value) -> Iterator[str]:
