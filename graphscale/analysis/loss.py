@@ -148,7 +148,10 @@ def _smooth_operands(value: ir.Value) -> list[ir.Value]:
     rule = None if node is None else rule_of(node)
     if node is None or (rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE)):
         return []
-    floats = [operand for operand in inputs_of(node) if is_float(operand)]
+    operands = inputs_of(node)
+    if node.op_type == "If":
+        operands = tuple(body.outputs[value.index() or 0] for body in subgraphs(node))
+    floats = [operand for operand in operands if is_float(operand)]
     return [operand for operand in floats if constant_tensor(operand) is None or not is_scalar(operand)]
 
 

@@ -1,8 +1,12 @@
-"""Contractions outside the backward pass, of predictions and of an optimizer.
+"""Contractions outside the backward pass: of predictions, of activations that are computed once more, of an optimizer.
 
 A head with its own output, outside the loss, multiplies an activation by its own weights; a validation loss has a
 forward pass on another batch. The backward pass of a contraction `y = a @ b` multiplies `a` or `b` by a value that
 depends on `y`.
+
+A reversible layer computes its activations from its results, an implicit one at its fixed point. They are no copies of
+forward values, but a cotangent is linear in the seed up to its gradient, and the derivatives need no more of them than
+non-linear functions.
 
 Optimizers, such as Muon and Shampoo, multiply finished gradients with each other. A contraction of the backward pass
 multiplies a cotangent with a weight or an activation; one of the optimizer reads only moments and values computed from
@@ -20,9 +24,9 @@ from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Factors
 from graphscale.graph.values import Use, is_scalar, operand_at, subgraphs
 from graphscale.graph.walks import producers_of, reach, source_by_trait
-from graphscale.operators import Trait, has_trait, rule_of
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["OptimizerContractions", "find_predictions"]
+__all__ = ["OptimizerContractions", "find_predictions", "find_reconstructions"]
 
 _VIEWS = Trait.VIEW | Trait.PERMUTE | Trait.REPEAT | Trait.MOVE | Trait.PART
 
@@ -68,6 +72,44 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
     read = topology.ancestors(value for node in others for value in topology.operands(node))
     rest = {node for node in rest.difference(others) if not any(result in read for result in node.outputs)}
     return rest if len(rest) < len(cotangents) else set()
+
+
+def find_reconstructions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use, ...]]) -> Set[ir.Node]:
+    """Find the contractions that compute activations, among those that may be backward.
+
+    They lead to cotangents, but their results are in no linear way a part of a cotangent, or of a gradient.
+
+    Args:
+        topology: the topology of the graph, for its loss.
+        cotangents: each contraction that may be backward, with its possible cotangents.
+    """
+    live = topology.ancestors(operand_at(use) for uses in cotangents.values() for use in uses)
+    leading, found = set[ir.Value](), set[ir.Node]()
+
+    def ends(node: ir.Node, value: ir.Value) -> bool:
+        is_last = node in cotangents or value.is_graph_output() or not value.uses()
+        return is_last and value not in live and topology.is_backward(value)
+
+    for node in reversed(topology.nodes):
+        if not any(v in leading or ends(node, v) for v in node.outputs):
+            found |= {node} & cotangents.keys()
+        elif node in cotangents:
+            leading.update(topology.origin(operand_at(use)) for use in cotangents[node])
+        elif live.isdisjoint(node.outputs):
+            leading.update(topology.operands(node))  # the optimizer
+        else:
+            leading.update(_linear_operands(topology, node))
+    return found
+
+
+def _linear_operands(topology: Topology, node: ir.Node) -> Iterable[ir.Value]:
+    """Return the operands that the results of a node are linear in, if they are so in one of them alone."""
+    rule, operands = rule_of(node), topology.operands(node)
+    if subgraphs(node):
+        return operands
+    if rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
+        return ()
+    return operands[:1] if rule.kind is Kind.QUOTIENT else operands
 
 
 def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) -> bool:

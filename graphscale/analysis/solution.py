@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
-from graphscale.analysis.other_contractions import OptimizerContractions
+from graphscale.analysis.other_contractions import OptimizerContractions, find_reconstructions
 from graphscale.analysis.places import find_gradient_like_values, find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
@@ -155,7 +155,7 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
                 f"--gradient {value.name}: the loss {loss.name!r} depends on this value, so it is no gradient of it"
             )
     solver, optimizer = _find_edits(topology, seed, chosen)
-    plan = solver.plan
+    topology, plan = solver.topology, solver.plan
     if not plan.places:
         raise SeedNotFoundError(
             f"no place was found where the loss scale can enter the backward pass of loss {loss.name!r}: "
@@ -176,24 +176,39 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
 
 
 def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> tuple[Solver, Set[ir.Node]]:
-    """Return the solver, after `solve`, and the contractions that belong to the optimizer."""
-    solver = Solver(topology, seed, chosen)
+    """Return the solver, after `solve`, and the contractions that belong to no backward pass."""
+    solver, error = Solver(topology, seed, chosen), None
     try:
         behind = topology.descendants({*chosen})
         wanted = () if solver.cotangents else (v for v in find_gradient_like_values(topology) if v not in behind)
         solver.solve(wanted)
-    except (NonlinearGradientError, SeedNotFoundError) as error:
-        other = _solve_without_optimizer(topology, seed, chosen)
-        if other is None:
-            raise error from None
-        return other
+    except (NonlinearGradientError, SeedNotFoundError) as refusal:
+        error = refusal
+    again = find_reconstructions(topology, solver.cotangents) if error or solver.unscales_cotangents else set()
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
-    if _find_missed(solver, topology.contractions & topology.backward):
+    if error or again or _find_missed(solver, topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
-            other = _solve_without_optimizer(topology, seed, chosen)
-            if other is not None and not _find_missed(other[0], topology.contractions & topology.backward - other[1]):
-                return other
+            other = _solve_without_others(topology.without(again) if again else topology, seed, chosen, bool(again))
+            if other is not None:
+                rest = other[0].topology.contractions & topology.backward - other[1]
+                if error or not _find_missed(other[0], rest):
+                    return other
+    if error:
+        raise error
     return solver, set()
+
+
+def _solve_without_others(
+    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value], changed: bool
+) -> tuple[Solver, Set[ir.Node]] | None:
+    """Solve a changed topology, or without the contractions that may be the optimizer's."""
+    if changed:
+        with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):
+            solver = Solver(topology, seed, chosen)
+            solver.solve()
+            if solver.cotangents and not solver.unscales_cotangents:
+                return solver, set()
+    return _solve_without_optimizer(topology, seed, chosen)
 
 
 def _solve_without_optimizer(

@@ -7,6 +7,7 @@ activation, a residual of a derivative or a recomputed activation depends only o
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
@@ -134,7 +135,17 @@ class Topology:
         self.target_dependent = self.descendants(self.targets)
         self._backward = ValueSet(self._numbering, bytearray(count))
         self.backward = self._backward_nodes()
-        self.propagated = self.descendants(nodes=self.propagating & self.backward, stop=self.anew)
+        self.propagated = self._find_propagated()
+
+    def without(self, nodes: Set[ir.Node]) -> Topology:
+        """Return a copy in which some contractions propagate no gradients."""
+        other = copy.copy(self)
+        other.contractions, other.propagating = self.contractions - nodes, self.propagating - nodes
+        other.propagated = other._find_propagated()
+        return other
+
+    def _find_propagated(self) -> ValueSet:
+        return self.descendants(nodes=self.propagating & self.backward, stop=self.anew)
 
     def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
         """Return the states on which a value depends directly, each with its coefficient; see `find_coefficients`."""
