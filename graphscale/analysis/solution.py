@@ -10,14 +10,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
+from graphscale.analysis.learnt import (
+    find_explained,
+    find_gradient_like_values,
+    find_held_numbers,
+    find_learnt_terms,
+)
 from graphscale.analysis.other_contractions import OptimizerContractions, find_reconstructions
-from graphscale.analysis.places import find_gradient_like_values, find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import Coverage, measure_coverage
+from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, constant_tensor, is_scalar, subgraphs
+from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar, subgraphs
 
 __all__ = ["Solution", "solve_losses"]
 
@@ -45,6 +51,25 @@ class Solution:
         return self.topology.descendants(plan.scaled_values, {use.node for use in plan.scaled_edges})
 
     @functools.cached_property
+    def explained(self) -> Set[ir.Value]:
+        """The values that depend on a gradient."""
+        return find_explained(self.topology, self.solver.plan.unscaled)
+
+    @functools.cached_property
+    def moves_others(self) -> bool:
+        """True if a state moves that no gradient reaches."""
+        topology = self.topology
+        rest = (
+            v for v in topology.graph.outputs if v not in self.explained and is_float(v) and topology.is_backward(v)
+        )
+        return any(c >= NEXT_STATE for output in rest for c in topology.coefficients(output).values())
+
+    def unexplained(self, topology: Topology) -> list[ir.Value]:
+        """Return the terms that move weights of a loss, perhaps another one, without a scale."""
+        terms = find_learnt_terms(topology, self.explained)
+        return [v for v in terms if v not in self.topology.forward and self.solver.plan.degree(v) == 0]
+
+    @functools.cached_property
     def misfits(self) -> int:
         """The number of values to unscale that are no gradients of state: a wrong choice unscales activations."""
         forced = (each.value for each in self.solver.plan.unscaled.values() if each.reason is not None)
@@ -58,9 +83,10 @@ class Solution:
         ends = {value.producer() for value in topology.anew}
         passes = (topology.ancestors([loss], stop=ends.__contains__) for loss in topology.losses)
         above = [{value for value in each if value.producer()} for each in passes]
-        return len(above) == 1 or all(
-            any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
-        )
+        if len(above) == 1:
+            return True
+        live = self.solver.live | topology.ancestors(self.solver.learnt)
+        return all(any(v in live for v in own.difference(*(a for a in above if a is not own))) for own in above)
 
     @functools.cached_property
     def begins_with_constants(self) -> bool:
@@ -155,6 +181,7 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
                 f"--gradient {value.name}: the loss {loss.name!r} depends on this value, so it is no gradient of it"
             )
     solver, optimizer = _find_edits(topology, seed, chosen)
+    solver = _with_learnt_terms(solver, chosen)
     topology, plan = solver.topology, solver.plan
     if not plan.places:
         raise SeedNotFoundError(
@@ -196,6 +223,22 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
     if error:
         raise error
     return solver, set()
+
+
+def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
+    """Return the solver of the same edits, and more for weights without a gradient, if these allow it."""
+    topology = solver.topology
+    if solver.seed is not None or not solver.cotangents or solver.unscales_cotangents:
+        return solver
+    learnt = find_learnt_terms(topology, find_explained(topology, solver.plan.unscaled))
+    if learnt:
+        with contextlib.suppress(GraphscaleError):  # the step is open then
+            other = Solver(topology, None, chosen, solver.optimizer)
+            other.solve(learnt=learnt)
+            backward = topology.contractions & topology.backward
+            if not other.unscales_cotangents and _find_missed(other, backward) <= _find_missed(solver, backward):
+                return other
+    return solver
 
 
 def _solve_without_others(

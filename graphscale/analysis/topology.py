@@ -88,6 +88,7 @@ class Topology:
         self.graph = graph
         self.loss = loss
         self.losses = (loss, *others)
+        self._held = frozenset(held)
         self.flat = FlatGraph(graph, closed)
         self.nodes, self.index = self.flat.nodes, self.flat.index
         self.operands, self.consumers = self.flat.operands, self.flat.consumers
@@ -105,7 +106,7 @@ class Topology:
         self.contractions |= {node for node in self.flat.opaque if contains_contraction(node)}
         self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
         self.forward = self.ancestors(self.losses)
-        self.states = frozenset(graph.inputs) | self._weights(set(held))
+        self.states = frozenset(graph.inputs) | self._weights(self._held)
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
         self.factors = Factors(origins=self.flat.origins)
         later = self._later_weights() if len(self.losses) > 1 else {}
@@ -136,6 +137,10 @@ class Topology:
         self._backward = ValueSet(self._numbering, bytearray(count))
         self.backward = self._backward_nodes()
         self.propagated = self._find_propagated()
+
+    def of(self, loss: ir.Value) -> Topology:
+        """Return the topology of the graph for another loss."""
+        return Topology(self.graph, loss, self._held)
 
     def without(self, nodes: Set[ir.Node]) -> Topology:
         """Return a copy in which some contractions propagate no gradients."""
@@ -338,7 +343,7 @@ class Topology:
             return False
         return any(v in self.activation_dependent for v in self.operands(node) if v is not value)
 
-    def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
+    def _weights(self, held: Set[ir.Value]) -> frozenset[ir.Value]:
         """Find the initializers that are weights (read by the forward pass), or moments (held beside weights)."""
         read = {
             value

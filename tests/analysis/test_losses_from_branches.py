@@ -22,7 +22,7 @@ FULL = "float[8,2]"
 def branches(results: str, condition: str, then: tuple[str, str], other: tuple[str, str]) -> str:
     """An If: its results, its condition, and each branch as its declared outputs and its nodes."""
     texts = [f"graph = b{i} () => ({outputs}) {{ {text} }}" for i, (outputs, text) in enumerate((then, other))]
-    tag = results.split(",")[0]
+    tag = results.split(",", maxsplit=1)[0]
     first, second = (text.replace("graph = b", f"graph = {tag}_b") for text in texts)
     return f"{results} = If({condition}) <then_branch: {first}, else_branch: {second}>\n"
 
@@ -123,7 +123,9 @@ def test_a_loss_from_an_if(name: str) -> None:
 def test_a_metric_from_an_if_is_no_loss(name: str) -> None:
     """A loss that is only shown in one case, an accuracy, and a rate that an If chooses."""
     text = {
-        "lh": branches("lh", "robust", ("float l1", nodes(HUBER.replace("lh", "l1"))), ("float l2", "l2 = Identity(zero)")),
+        "lh": branches(
+            "lh", "robust", ("float l1", nodes(HUBER.replace("lh", "l1"))), ("float l2", "l2 = Identity(zero)")
+        ),
         "extra": branches("extra", "robust", ("float e1", "e1 = Identity(loss)"), ("float e2", "e2 = Identity(zero)")),
         "right": branches(
             "right",

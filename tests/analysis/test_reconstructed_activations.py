@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
 import graphscale as gs
@@ -60,7 +61,8 @@ STEPS = {
         "float[4,4] f, float[4,4] g, float[4,4] p",
         """
         x2 = x * half; y1 = x + Relu(x2 @ f); y2 = x2 + Relu(y1 @ g); y3 = y1 + Relu(y2 @ p)
-        d = y3 - t; loss = ReduceMean(d * d, keepdims=0); c3 = d * k; m3 = Cast(Greater(y2 @ p, zero), to=1); e3 = c3 * m3; dp = y2.T @ e3; c2 = e3 @ p.T
+        d = y3 - t; loss = ReduceMean(d * d, keepdims=0);
+        c3 = d * k; m3 = Cast(Greater(y2 @ p, zero), to=1); e3 = c3 * m3; dp = y2.T @ e3; c2 = e3 @ p.T
         r1 = y3 - Relu(y2 @ p); n2 = r1 @ g; r2 = y2 - Relu(n2); e2 = c2 * Cast(Greater(n2, zero), to=1); dg = r1.T @ e2
         c1 = c3 + e2 @ g.T; n1 = r2 @ f; e1 = c1 * Cast(Greater(n1, zero), to=1); df = r2.T @ e1
         f_next = f - df * rate; g_next = g - dg * rate; p_next = p - dp * rate
@@ -85,7 +87,7 @@ STEPS = {
 }
 
 
-def step(weights: str, text: str):  # noqa: ANN201
+def step(weights: str, text: str) -> onnx.ModelProto:
     nexts = ", ".join(f"{weight}_next" for weight in weights.split(", "))
     return parse(f"""
         <ir_version: 10, opset_import: ["" : 20]>

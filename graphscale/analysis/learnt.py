@@ -1,0 +1,221 @@
+"""The terms that move states: gradients without a contraction, of weights that are learnt element by element.
+
+Such a weight is read by the loss. Its next value adds a term that depends on the weight itself, on the target, and in a
+smooth way on a sum over the tail of the loss. A running total adds a number that does not depend on it; an average has
+weights that sum to one; a prediction is no sum over the batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import operator
+from collections.abc import Collection, Container, Iterable, Sequence, Set
+
+import onnx_ir as ir
+
+from graphscale.analysis.loss import is_differentiable, is_number, smooth_operands
+from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import (
+    DIRECT,
+    NEXT_STATE,
+    Factors,
+    find_coefficients,
+    find_terms,
+    known_factors,
+    same_type,
+)
+from graphscale.graph.values import inputs_of, is_float, is_scalar
+from graphscale.graph.walks import reach
+from graphscale.operators import Kind, Trait, has_trait, rule_of
+
+__all__ = ["find_explained", "find_gradient_like_values", "find_held_numbers", "find_learnt_terms"]
+
+_SCATTERS = ("ScatterND", "ScatterElements")
+_SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
+# The functions of gradients in optimizers.
+_BENDING = ("Pow", "Sign")
+_ARITHMETIC = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv}
+
+
+def find_gradient_like_values(topology: Topology, outputs: Iterable[ir.Value] | None = None) -> list[ir.Value]:
+    """Find the values to be scaled in a graph without backward contractions and gradient operators.
+
+    Such values look like gradients: outputs, or their changes of state, above moments, rates, powers and signs.
+
+    Args:
+        topology: the topology of the graph.
+        outputs: the outputs to look at; None for all.
+    """
+    states = topology.states | find_held_numbers(topology)
+    read = topology.descendants({v for v in states if v in topology.forward})
+    fed = topology.descendants({v for v in states if v not in topology.forward and is_float(v)})
+
+    def above(value: ir.Value) -> Sequence[ir.Value]:
+        node = value.producer()
+        rule = None if node is None or node not in topology.backward else rule_of(node)
+        if node is None or rule is None:
+            return ()
+        operands = inputs_of(node)
+        if node.op_type in _BENDING or (value in fed and rule.kind is Kind.QUOTIENT):
+            return operands[:1]
+        if value in fed and rule.kind in (Kind.LINEAR, Kind.PRODUCT):
+            return operands
+        factors = operands if node.op_type == "Mul" else ()
+        return [v for v in factors if (maker := v.producer()) is not None and maker.op_type in _BENDING]
+
+    outputs = topology.graph.outputs if outputs is None else outputs
+    added = [v for output in outputs for v in _find_summands(topology, output, states)]
+    found = (v for v in reach(added, above) if not above(v))
+    found = (v for v in found if v in added or (v in read and is_differentiable(v)))
+    moments = states - topology.forward
+    return [v for v in found if not _holds_one_of(topology, moments, v)]
+
+
+def find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> list[ir.Value]:
+    """Find the terms that move weights of the loss by its derivatives.
+
+    Args:
+        topology: the topology of the graph.
+        explained: values that depend on known gradients: next weights among these are left out.
+    """
+    found: dict[ir.Value, None] = {}
+    for output in topology.graph.outputs:
+        if output in explained or output in topology.forward or not is_float(output):
+            continue
+        held = topology.coefficients(output).items() if topology.is_backward(output) else ()
+        weights = [v for v, c in held if c >= NEXT_STATE and v in topology.forward and same_type(output, v)]
+        if weights and not _is_average(topology, output, weights[0]):
+            following, scatters = topology.descendants({weights[0]}), _is_scattered(output)
+            terms = (_without_measures(topology, v, following) for v in find_gradient_like_values(topology, [output]))
+            found.update((v, None) for v in terms if v in following and _is_derivative(topology, v, scatters))
+    return [*found]
+
+
+def find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:
+    """Find the values that depend on gradients by more than a measure of them, such as a norm."""
+    explained, measures = set(gradients), set[ir.Value]()
+    for node, results, operands in topology.parts:
+        known = [v for v in operands if v in explained]
+        if known and (_is_measure(node) or measures.issuperset(known)):
+            results = [v for v in results if not is_number(v)]
+            measures.update(results)
+        if known:
+            explained.update(results)
+    return explained
+
+
+def _is_measure(node: ir.Node) -> bool:
+    """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
+    if has_trait(node, Trait.REDUCTION):
+        return node.op_type not in ("ReduceSum", "ReduceMean")
+    rule = rule_of(node)
+    is_square = node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
+    return is_square or (rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER))
+
+
+def _without_measures(topology: Topology, value: ir.Value, following: Container[ir.Value]) -> ir.Value:
+    """Return the factor that depends on no other gradient, of a term that a measure of all gradients bounds."""
+    while value in topology.propagated and (node := value.producer()) is not None and node.op_type in ("Mul", "Div"):
+        factors = [v for v in inputs_of(node)[: 1 if node.op_type == "Div" else 2] if v in following]
+        if not factors:
+            break
+        value = min(factors, key=lambda v: (v in topology.propagated, is_number(v)))
+    return value
+
+
+def _is_derivative(topology: Topology, value: ir.Value, scatters: bool) -> bool:
+    """Return whether a value of the backward pass may be a derivative of the loss, without a contraction.
+
+    Args:
+        topology: the topology of the graph.
+        value: the value.
+        scatters: whether it is a sum once it is scattered.
+    """
+    if not topology.is_backward(value) or value in topology.propagated:
+        return False
+
+    def above(each: ir.Value) -> Sequence[ir.Value]:
+        return () if each in topology.forward else smooth_operands(each)
+
+    values = [*reach([value], above)]
+    sums = values if scatters else [v for v in values if _is_sum(v) or is_number(v)]
+    mixing = {v for v in reach(sums, above) if v in topology.tail and v in topology.activation_dependent}
+    return bool(mixing) and not (topology.targets and topology.target_dependent.isdisjoint(mixing))
+
+
+def _is_average(topology: Topology, output: ir.Value, state: ir.Value) -> bool:
+    """Return whether an output is an average of a state and others, with numbers that sum to one."""
+    following, constants = topology.descendants({state}), known_factors(topology.flat.origins)
+
+    def number(value: ir.Value, depth: int = 8) -> float:
+        known, node = constants[value], value.producer()
+        if known or value in following or value in topology.activation_dependent:
+            return known
+        operands = () if node is None or depth == 0 else tuple(number(v, depth - 1) for v in inputs_of(node))
+        if not is_number(value):
+            return 0.0
+        if node is not None and node.op_type in _ARITHMETIC and len(operands) == 2:
+            return float(_ARITHMETIC[node.op_type](*operands))
+        return math.modf(math.pi * (topology.number(value) + 1))[0]  # an unknown number
+
+    factors, shares, order = Factors(number), {output: 1.0}, [(-topology.position(output), 0, output)]
+    leaves: dict[ir.Value, float] = {}
+    while order:
+        value = heapq.heappop(order)[-1]
+        share, node = shares.pop(value), value.producer()
+        is_leaf = value in topology.forward or factors[value]
+        terms = [] if node is None or is_leaf else [(v, c) for v, c in find_terms(node, value, factors, DIRECT) if c]
+        for operand, c in terms:
+            operand = topology.origin(operand)
+            if operand not in shares:
+                heapq.heappush(order, (-topology.position(operand), topology.number(operand), operand))
+            shares[operand] = shares.get(operand, 0.0) + share * c
+        if not terms:
+            leaves[value] = share
+    return not math.isclose(leaves.get(state, 0.0), 1.0) and math.isclose(sum(leaves.values()), 1.0, rel_tol=1e-6)
+
+
+def find_held_numbers(topology: Topology) -> set[ir.Value]:
+    """Find the stored numbers in an output: they may be weights and moments."""
+    graph = topology.graph
+    numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
+    held = (find_coefficients(output, numbers, topology.factors) for output in graph.outputs)
+    return {v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE}
+
+
+def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:
+    """Return the terms that an output adds to its state, or the output itself where it has no state.
+
+    A share of the state, such as weight decay, counts only where it is the only term.
+    """
+    if value is topology.loss or not topology.is_backward(value) or not is_float(value):
+        return []
+    through = Trait.MOVE if _is_scattered(value) else DIRECT
+    held = find_coefficients(value, states, topology.factors, through)
+    if not any(c >= NEXT_STATE for c in held.values()):
+        return [value] if topology.may_be_state(value) else []
+
+    def above(value: ir.Value) -> Sequence[ir.Value]:
+        return topology.flat.above(value) if value is output or _holds_one_of(topology, held, value) else ()
+
+    output = value
+    held_values = [v for v in reach([output], above) if above(v)]
+    sums = [node for v in held_values if (node := v.producer()) is not None and node.op_type in _SUMS]
+    added = [v for node in sums for v in inputs_of(node) if v not in held and not _holds_one_of(topology, held, v)]
+    return [v for v in added if not find_coefficients(v, held, topology.factors, least=0.0)] or added
+
+
+def _holds_one_of(topology: Topology, states: Collection[ir.Value], value: ir.Value) -> bool:
+    """Return whether a value contains a state, such as a decayed state or the next gain of a weight's rate."""
+    return any(c >= NEXT_STATE for c in find_coefficients(value, states, topology.factors).values())
+
+
+def _is_scattered(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type in _SCATTERS
+
+
+def _is_sum(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and (node.op_type in _SCATTERS or has_trait(node, Trait.REDUCTION))
