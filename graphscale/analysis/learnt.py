@@ -25,7 +25,7 @@ from graphscale.analysis.updates import (
     known_factors,
     same_type,
 )
-from graphscale.graph.values import inputs_of, is_float, is_scalar
+from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
@@ -109,9 +109,11 @@ def _is_measure(node: ir.Node) -> bool:
     """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
     if has_trait(node, Trait.REDUCTION):
         return node.op_type not in ("ReduceSum", "ReduceMean")
+    if node.op_type in ("Mul", "Pow"):
+        base, other = node.inputs
+        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
     rule = rule_of(node)
-    is_square = node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
-    return is_square or (rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER))
+    return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)
 
 
 def _without_measures(topology: Topology, value: ir.Value, following: Container[ir.Value]) -> ir.Value:

@@ -215,7 +215,7 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
     if error or again or _find_missed(solver, topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
-            other = _solve_without_others(topology.without(again) if again else topology, seed, chosen, bool(again))
+            other = _solve_without_others(topology, seed, chosen, again)
             if other is not None:
                 rest = other[0].topology.contractions & topology.backward - other[1]
                 if error or not _find_missed(other[0], rest):
@@ -242,16 +242,20 @@ def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
 
 
 def _solve_without_others(
-    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value], changed: bool
+    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value], again: Set[ir.Node]
 ) -> tuple[Solver, Set[ir.Node]] | None:
-    """Solve a changed topology, or without the contractions that may be the optimizer's."""
-    if changed:
-        with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):
-            solver = Solver(topology, seed, chosen)
-            solver.solve()
-            if solver.cotangents and not solver.unscales_cotangents:
-                return solver, set()
-    return _solve_without_optimizer(topology, seed, chosen)
+    """Solve without the contractions that compute activations, or without those that may be the optimizer's, too."""
+    if not again:
+        return _solve_without_optimizer(topology, seed, chosen)
+    topology = topology.without(again)
+    solver = Solver(topology, seed, chosen)
+    with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):
+        solver.solve()
+        # An activation depends on no cotangent.
+        if solver.cotangents and not solver.unscales_cotangents and _find_missed(solver, again) == again:
+            return solver, set()
+    found = _solve_without_optimizer(topology, seed, chosen)
+    return found if found is not None and _find_missed(found[0], again) == again else None
 
 
 def _solve_without_optimizer(

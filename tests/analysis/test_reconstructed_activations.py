@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 import graphscale as gs
+from graphscale.errors import SeedNotFoundError
 from tests.build import assert_same_step, feeds_for, parse
 from tests.cases.steps import assert_enters
 from tests.expressions import nodes
@@ -105,3 +106,22 @@ def test_a_reconstruction_is_no_backward_pass(name: str) -> None:
     assert len(report.gradients) == weights.count("float")
     assert_enters(model, feeds_for(model), activations, backward)
     assert gs.verify(model, gs.scale(model).model, runs=0).ok
+
+
+def test_a_cotangent_that_is_squashed_is_no_reconstruction() -> None:
+    """It leads to the rest by a non-linear function alone, but it reads a cotangent."""
+    text = """
+        h = Tanh(x @ f); d = h @ g - t; loss = ReduceMean(d * d, keepdims=0); dy = d * k; dg = h.T @ dy
+        dh = Tanh(dy @ g.T); df = x.T @ (dh * (one - h * h)); f_next = f - df * rate; g_next = g - dg * rate
+    """
+    with pytest.raises(SeedNotFoundError, match="does not differentiate"):
+        gs.inspect(step("float[4,4] f, float[4,4] g", text))
+
+
+def test_a_bound_in_the_backward_pass_is_no_reconstruction() -> None:
+    text = """
+        h = Tanh(x @ f); d = h @ g - t; loss = ReduceMean(d * d, keepdims=0); dy = d * k; dg = h.T @ dy
+        dh = Clip(dy @ g.T, zero, one); df = x.T @ (dh * (one - h * h)); f_next = f - df * rate; g_next = g - dg * rate
+    """
+    report = gs.inspect(step("float[4,4] f, float[4,4] g", text))
+    assert (report.contractions, report.missed) == (3, ())
