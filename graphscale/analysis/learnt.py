@@ -8,6 +8,7 @@ weights that sum to one; a prediction is no sum over the batch.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import operator
 from collections.abc import Collection, Container, Iterable, Sequence, Set
@@ -81,9 +82,8 @@ def find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> lis
     """
     found: dict[ir.Value, None] = {}
     for output in topology.graph.outputs:
-        if output in explained or output in topology.forward or not is_float(output):
-            continue
-        held = topology.coefficients(output).items() if topology.is_backward(output) else ()
+        is_moved = output in topology.tail_dependent and output not in topology.forward and output not in explained
+        held = topology.coefficients(output).items() if is_moved and is_float(output) else ()
         weights = [v for v, c in held if c >= NEXT_STATE and v in topology.forward and same_type(output, v)]
         if weights and not _is_average(topology, output, weights[0]):
             following, scatters = topology.descendants({weights[0]}), _is_scattered(output)
@@ -157,24 +157,24 @@ def _is_average(topology: Topology, output: ir.Value, state: ir.Value) -> bool:
         operands = () if node is None or depth == 0 else tuple(number(v, depth - 1) for v in inputs_of(node))
         if not is_number(value):
             return 0.0
-        if node is not None and node.op_type in _ARITHMETIC and len(operands) == 2:
+        if node is not None and node.op_type in _ARITHMETIC and len(operands) == 2 and all(operands):
             return float(_ARITHMETIC[node.op_type](*operands))
         return math.modf(math.pi * (topology.number(value) + 1))[0]  # an unknown number
 
-    factors, shares, order = Factors(number), {output: 1.0}, [(-topology.position(output), 0, output)]
-    leaves: dict[ir.Value, float] = {}
+    factors, count = Factors(number), itertools.count()
+    shares, leaves = {output: 1.0}, dict[ir.Value, float]()
+    order = [(-topology.position(output), next(count), output)]  # a value comes after its readers
     while order:
         value = heapq.heappop(order)[-1]
         share, node = shares.pop(value), value.producer()
         is_leaf = value in topology.forward or factors[value]
         terms = [] if node is None or is_leaf else [(v, c) for v, c in find_terms(node, value, factors, DIRECT) if c]
-        for operand, c in terms:
-            operand = topology.origin(operand)
+        for operand, c in ((topology.origin(v), c) for v, c in terms):
             if operand not in shares:
-                heapq.heappush(order, (-topology.position(operand), topology.number(operand), operand))
+                heapq.heappush(order, (-topology.position(operand), next(count), operand))
             shares[operand] = shares.get(operand, 0.0) + share * c
         if not terms:
-            leaves[value] = share
+            leaves[value] = leaves.get(value, 0.0) + share
     return not math.isclose(leaves.get(state, 0.0), 1.0) and math.isclose(sum(leaves.values()), 1.0, rel_tol=1e-6)
 
 
