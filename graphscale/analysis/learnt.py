@@ -7,6 +7,7 @@ weights that sum to one; a prediction is no sum over the batch.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -30,7 +31,7 @@ from graphscale.graph.values import constant_number, inputs_of, is_float, is_sca
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["find_explained", "find_gradient_like_values", "find_held_numbers", "find_learnt_terms"]
+__all__ = ["GradientLikeValues", "find_explained", "find_held_numbers", "find_learnt_terms"]
 
 _SCATTERS = ("ScatterND", "ScatterElements")
 _SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
@@ -39,38 +40,39 @@ _BENDING = ("Pow", "Sign")
 _ARITHMETIC = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv}
 
 
-def find_gradient_like_values(topology: Topology, outputs: Iterable[ir.Value] | None = None) -> list[ir.Value]:
-    """Find the values to be scaled in a graph without backward contractions and gradient operators.
-
-    Such values look like gradients: outputs, or their changes of state, above moments, rates, powers and signs.
+class GradientLikeValues:
+    """The values of a graph that look like gradients: above moments, rates, powers and signs.
 
     Args:
         topology: the topology of the graph.
-        outputs: the outputs to look at; None for all.
     """
-    states = topology.states | find_held_numbers(topology)
-    read = topology.descendants({v for v in states if v in topology.forward})
-    fed = topology.descendants({v for v in states if v not in topology.forward and is_float(v)})
 
-    def above(value: ir.Value) -> Sequence[ir.Value]:
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._states = topology.states | find_held_numbers(topology)
+        self._read = topology.descendants({v for v in self._states if v in topology.forward})
+        self._fed = topology.descendants({v for v in self._states if v not in topology.forward and is_float(v)})
+
+    def of(self, outputs: Iterable[ir.Value]) -> list[ir.Value]:
+        """Return those by which some outputs change their state, or the outputs themselves."""
+        added = [v for output in outputs for v in _find_summands(self._topology, output, self._states)]
+        found = (v for v in reach(added, self._above) if not self._above(v))
+        found = (v for v in found if v in added or (v in self._read and is_differentiable(v)))
+        moments = self._states - self._topology.forward
+        return [v for v in found if not _holds_one_of(self._topology, moments, v)]
+
+    def _above(self, value: ir.Value) -> Sequence[ir.Value]:
         node = value.producer()
-        rule = None if node is None or node not in topology.backward else rule_of(node)
+        rule = None if node is None or node not in self._topology.backward else rule_of(node)
         if node is None or rule is None:
             return ()
         operands = inputs_of(node)
-        if node.op_type in _BENDING or (value in fed and rule.kind is Kind.QUOTIENT):
+        if node.op_type in _BENDING or (value in self._fed and rule.kind is Kind.QUOTIENT):
             return operands[:1]
-        if value in fed and rule.kind in (Kind.LINEAR, Kind.PRODUCT):
+        if value in self._fed and rule.kind in (Kind.LINEAR, Kind.PRODUCT):
             return operands
         factors = operands if node.op_type == "Mul" else ()
         return [v for v in factors if (maker := v.producer()) is not None and maker.op_type in _BENDING]
-
-    outputs = topology.graph.outputs if outputs is None else outputs
-    added = [v for output in outputs for v in _find_summands(topology, output, states)]
-    found = (v for v in reach(added, above) if not above(v))
-    found = (v for v in found if v in added or (v in read and is_differentiable(v)))
-    moments = states - topology.forward
-    return [v for v in found if not _holds_one_of(topology, moments, v)]
 
 
 def find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> list[ir.Value]:
@@ -80,14 +82,15 @@ def find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> lis
         topology: the topology of the graph.
         explained: values that depend on known gradients: next weights among these are left out.
     """
-    found: dict[ir.Value, None] = {}
+    found, like = dict[ir.Value, None](), functools.cache(lambda: GradientLikeValues(topology))
     for output in topology.graph.outputs:
         is_moved = output in topology.tail_dependent and output not in topology.forward and output not in explained
         held = topology.coefficients(output).items() if is_moved and is_float(output) else ()
         weights = [v for v, c in held if c >= NEXT_STATE and v in topology.forward and same_type(output, v)]
-        if weights and not _is_average(topology, output, weights[0]):
-            following, scatters = topology.descendants({weights[0]}), _is_scattered(output)
-            terms = (_without_measures(topology, v, following) for v in find_gradient_like_values(topology, [output]))
+        following = topology.descendants({*weights[:1]}) if weights else set[ir.Value]()
+        if weights and not _is_average(topology, output, weights[0], following):
+            scatters = _is_scattered(output)
+            terms = (_without_measures(topology, v, following) for v in like().of([output]))
             found.update((v, None) for v in terms if v in following and _is_derivative(topology, v, scatters))
     return [*found]
 
@@ -146,9 +149,16 @@ def _is_derivative(topology: Topology, value: ir.Value, scatters: bool) -> bool:
     return bool(mixing) and not (topology.targets and topology.target_dependent.isdisjoint(mixing))
 
 
-def _is_average(topology: Topology, output: ir.Value, state: ir.Value) -> bool:
-    """Return whether an output is an average of a state and others, with numbers that sum to one."""
-    following, constants = topology.descendants({state}), known_factors(topology.flat.origins)
+def _is_average(topology: Topology, output: ir.Value, state: ir.Value, following: Container[ir.Value]) -> bool:
+    """Return whether an output is an average of a state and others, with numbers that sum to one.
+
+    Args:
+        topology: the topology of the graph.
+        output: the output.
+        state: the state in it.
+        following: the values that depend on the state.
+    """
+    constants = known_factors(topology.flat.origins)
 
     def number(value: ir.Value, depth: int = 8) -> float:
         known, node = constants[value], value.producer()

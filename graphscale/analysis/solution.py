@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
 from graphscale.analysis.learnt import (
+    GradientLikeValues,
     find_explained,
-    find_gradient_like_values,
     find_held_numbers,
     find_learnt_terms,
 )
@@ -207,7 +207,8 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
     solver, error = Solver(topology, seed, chosen), None
     try:
         behind = topology.descendants({*chosen})
-        wanted = () if solver.cotangents else (v for v in find_gradient_like_values(topology) if v not in behind)
+        like = [] if solver.cotangents else GradientLikeValues(topology).of(topology.graph.outputs)
+        wanted = (v for v in like if v not in behind)
         solver.solve(wanted)
     except (NonlinearGradientError, SeedNotFoundError) as refusal:
         error = refusal
