@@ -137,7 +137,8 @@ def _is_derivative(topology: Topology, value: ir.Value, scatters: bool) -> bool:
         value: the value.
         scatters: whether it is a sum once it is scattered.
     """
-    if not topology.is_backward(value) or value in topology.propagated:
+    late = topology.fed_late
+    if not topology.is_backward(value) or (late and not topology.late_inputs(value) & late):
         return False
 
     def above(each: ir.Value) -> Sequence[ir.Value]:
@@ -145,8 +146,7 @@ def _is_derivative(topology: Topology, value: ir.Value, scatters: bool) -> bool:
 
     values = [*reach([value], above)]
     sums = values if scatters else [v for v in values if _is_sum(v) or is_number(v)]
-    mixing = {v for v in reach(sums, above) if v in topology.tail and v in topology.activation_dependent}
-    return bool(mixing) and not (topology.targets and topology.target_dependent.isdisjoint(mixing))
+    return any(v in topology.tail and v in topology.activation_dependent for v in reach(sums, above))
 
 
 def _is_average(topology: Topology, output: ir.Value, state: ir.Value, following: Container[ir.Value]) -> bool:

@@ -213,6 +213,12 @@ class Topology:
         return moved
 
     @functools.cached_property
+    def fed_late(self) -> int:
+        """The labels of late inputs other than weights and operands of contractions: targets, and weights of samples."""
+        rest = {v: bit for v, bit in self._late_states.items() if v not in self.held_states}
+        return sum(bit for v, bit in rest.items() if self.contractions.isdisjoint(self.consumers(v)))
+
+    @functools.cached_property
     def held_states(self) -> frozenset[ir.Value]:
         """The states in an output with a coefficient near one: an input without next value is no moment."""
         held = (self.coefficients(output) for output in self.graph.outputs)

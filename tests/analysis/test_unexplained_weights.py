@@ -21,6 +21,7 @@ BACK = "dy = d * two_over_n; dw = x.T @ dy;"
 BIAS = f"y = x @ w + b; {SQUARE}"
 # The mean of a gradient by a path of its own, as an exporter writes it that folds constants.
 MEAN = f"{BACK} db = ReduceMean(d, axes, keepdims=0) * twice;"
+HALF = "float half = {0.5}"
 TWICE = "float twice = {0.6666667}"
 HUBER = "y = x @ w; d = y - t; c = Min(d, s); loss = ReduceMean(c * (d - c * half), keepdims=0);"
 # A loss over a number of the state, and the backward pass of the network.
@@ -84,7 +85,7 @@ LEARNT = {
             """y = x @ w + b; d = y - t; loss = ReduceSum(d * d, keepdims=0) * half
             dw = x.T @ d; db = ReduceSum(d, axes, keepdims=0); b_next = b - db * rate""",
             "float[3] b",
-            "float half = {0.5}",
+            HALF,
         ),
         "db",
     ),
@@ -189,13 +190,13 @@ OTHERS = {
     "threshold": Case(
         f"{HUBER} dw = x.T @ (c * two_over_n); s_next = s + (ReduceMean(Abs(d), keepdims=0) - s) * half",
         "float s",
-        "float half = {0.5}",
+        HALF,
     ),
     "quantile": Case(
         f"""{HUBER} dw = x.T @ (c * two_over_n); below = ReduceMean(Cast(Less(d, s), to=1), keepdims=0)
         s_next = s + (half - below) * rate""",
         "float s",
-        "float half = {0.5}",
+        HALF,
     ),
     "load of experts": Case(
         f"""{BIAS} {BACK} load = ReduceSum(Cast(Equal(y, ReduceMax(y, last, keepdims=1)), to=1), axes, keepdims=0)
@@ -251,10 +252,11 @@ OTHERS = {
         dw = x.T @ (d * two_over_n + y * (two_over_n * s)); s_next = s + c * rate""",
         "float s",
     ),
-    "prediction": Case(
-        f"y = x @ w + b; {SQUARE} {BACK} shown = b - y * half", "float[8,3] b", "float half = {0.5}", "float[8,3] shown"
-    ),
+    "prediction": Case(f"{BIAS} {BACK} shown = b - y * half", "float[8,3] b", HALF, "float[8,3] shown"),
+    "error": Case(f"{BIAS} {BACK} shown = b - d * half", "float[8,3] b", HALF, "float[8,3] shown"),
+    "centre": Case(f"{BIAS} {BACK} b_next = b - ReduceMean(y, axes, keepdims=0)", "float[3] b"),
 }
+
 # A head of its own, with no contraction in it: on the batch, and on features.
 HEADS = {
     "on the batch": Case(
