@@ -7,16 +7,16 @@ weights that sum to one; a prediction is no sum over the batch.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
 import operator
-from collections.abc import Collection, Container, Iterable, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.loss import is_differentiable, is_number, smooth_operands
+from graphscale.analysis.places import find_held_numbers
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import (
     DIRECT,
@@ -25,13 +25,12 @@ from graphscale.analysis.updates import (
     find_coefficients,
     find_terms,
     known_factors,
-    same_type,
 )
-from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar
+from graphscale.graph.values import inputs_of, is_float
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["GradientLikeValues", "find_explained", "find_held_numbers", "find_learnt_terms"]
+__all__ = ["GradientLikeValues", "find_learnt_terms"]
 
 _SCATTERS = ("ScatterND", "ScatterElements")
 _SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
@@ -75,48 +74,20 @@ class GradientLikeValues:
         return [v for v in factors if (maker := v.producer()) is not None and maker.op_type in _BENDING]
 
 
-def find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> list[ir.Value]:
+def find_learnt_terms(topology: Topology, moved: Iterable[tuple[ir.Value, ir.Value]]) -> list[ir.Value]:
     """Find the terms that move weights of the loss by its derivatives.
 
     Args:
         topology: the topology of the graph.
-        explained: values that depend on known gradients: next weights among these are left out.
+        moved: next weights that no known gradient moves, each with its weight.
     """
-    found, like = dict[ir.Value, None](), functools.cache(lambda: GradientLikeValues(topology))
-    for output in topology.graph.outputs:
-        is_moved = output in topology.tail_dependent and output not in topology.forward and output not in explained
-        held = topology.coefficients(output).items() if is_moved and is_float(output) else ()
-        weights = [v for v, c in held if c >= NEXT_STATE and v in topology.forward and same_type(output, v)]
-        following = topology.descendants({*weights[:1]}) if weights else set[ir.Value]()
-        if weights and not _is_average(topology, output, weights[0], following):
-            scatters = _is_scattered(output)
-            terms = (_without_measures(topology, v, following) for v in like().of([output]))
+    found, like = dict[ir.Value, None](), GradientLikeValues(topology)
+    for output, weight in moved:
+        following, scatters = topology.descendants({weight}), _is_scattered(output)
+        if not _is_average(topology, output, weight, following):
+            terms = (_without_measures(topology, v, following) for v in like.of([output]))
             found.update((v, None) for v in terms if v in following and _is_derivative(topology, v, scatters))
     return [*found]
-
-
-def find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:
-    """Find the values that depend on gradients by more than a measure of them, such as a norm."""
-    explained, measures = set(gradients), set[ir.Value]()
-    for node, results, operands in topology.parts:
-        known = [v for v in operands if v in explained]
-        if known and (_is_measure(node) or measures.issuperset(known)):
-            results = [v for v in results if not is_number(v)]
-            measures.update(results)
-        if known:
-            explained.update(results)
-    return explained
-
-
-def _is_measure(node: ir.Node) -> bool:
-    """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
-    if has_trait(node, Trait.REDUCTION):
-        return node.op_type not in ("ReduceSum", "ReduceMean")
-    if node.op_type in ("Mul", "Pow"):
-        base, other = node.inputs
-        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
-    rule = rule_of(node)
-    return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)
 
 
 def _without_measures(topology: Topology, value: ir.Value, following: Container[ir.Value]) -> ir.Value:
@@ -186,14 +157,6 @@ def _is_average(topology: Topology, output: ir.Value, state: ir.Value, following
         if not terms:
             leaves[value] = leaves.get(value, 0.0) + share
     return not math.isclose(leaves.get(state, 0.0), 1.0) and math.isclose(sum(leaves.values()), 1.0, rel_tol=1e-6)
-
-
-def find_held_numbers(topology: Topology) -> set[ir.Value]:
-    """Find the stored numbers in an output: they may be weights and moments."""
-    graph = topology.graph
-    numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
-    held = (find_coefficients(output, numbers, topology.factors) for output in graph.outputs)
-    return {v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE}
 
 
 def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:

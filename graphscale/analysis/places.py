@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients
 from graphscale.graph.marks import is_rounding
 from graphscale.graph.values import (
     Use,
@@ -27,7 +28,7 @@ from graphscale.graph.values import (
 from graphscale.graph.walks import source_of
 from graphscale.operators import Kind, Rule, may_bend, rule_of
 
-__all__ = ["find_cotangents", "find_places"]
+__all__ = ["find_cotangents", "find_held_numbers", "find_places"]
 
 
 class _Grade(enum.IntEnum):
@@ -284,3 +285,11 @@ def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, bool, int, i
         topology.depth(value),
         topology.late_inputs(value).bit_count(),
     )
+
+
+def find_held_numbers(topology: Topology) -> set[ir.Value]:
+    """Find the stored numbers in an output: they may be weights and moments."""
+    graph = topology.graph
+    numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
+    held = (find_coefficients(output, numbers, topology.factors) for output in graph.outputs)
+    return {v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE}

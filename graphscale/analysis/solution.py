@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+import itertools
+from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
 
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
-from graphscale.analysis.learnt import (
-    GradientLikeValues,
-    find_explained,
-    find_held_numbers,
-    find_learnt_terms,
-)
-from graphscale.analysis.other_contractions import OptimizerContractions, find_reconstructions
+from graphscale.analysis.loss import is_number
+from graphscale.analysis.places import find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import Coverage, measure_coverage
-from graphscale.analysis.updates import NEXT_STATE
+from graphscale.analysis.updates import NEXT_STATE, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar, subgraphs
+from graphscale.graph.values import Use, constant_number, constant_tensor, is_float, is_scalar, subgraphs
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Solution", "solve_losses"]
 
@@ -53,7 +50,7 @@ class Solution:
     @functools.cached_property
     def explained(self) -> Set[ir.Value]:
         """The values that depend on a gradient."""
-        return find_explained(self.topology, self.solver.plan.unscaled)
+        return _find_explained(self.topology, self.solver.plan.unscaled)
 
     @functools.cached_property
     def moves_others(self) -> bool:
@@ -66,7 +63,7 @@ class Solution:
 
     def unexplained(self, topology: Topology) -> list[ir.Value]:
         """Return the terms that move weights of a loss, perhaps another one, without a scale."""
-        terms = find_learnt_terms(topology, self.explained)
+        terms = _find_learnt_terms(topology, self.explained)
         return [v for v in terms if v not in self.topology.forward and self.solver.plan.degree(v) == 0]
 
     @functools.cached_property
@@ -207,12 +204,19 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
     solver, error = Solver(topology, seed, chosen), None
     try:
         behind = topology.descendants({*chosen})
-        like = [] if solver.cotangents else GradientLikeValues(topology).of(topology.graph.outputs)
-        wanted = (v for v in like if v not in behind)
+        wanted: list[ir.Value] = []
+        if not solver.cotangents:
+            from graphscale.analysis.learnt import GradientLikeValues  # few steps have no contraction
+
+            wanted = [v for v in GradientLikeValues(topology).of(topology.graph.outputs) if v not in behind]
         solver.solve(wanted)
     except (NonlinearGradientError, SeedNotFoundError) as refusal:
         error = refusal
-    again = find_reconstructions(topology, solver.cotangents) if error or solver.unscales_cotangents else set()
+    again: Set[ir.Node] = set()
+    if error or solver.unscales_cotangents:
+        from graphscale.analysis.other_contractions import find_reconstructions  # few steps need it
+
+        again = find_reconstructions(topology, solver.cotangents)
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
     if error or again or _find_missed(solver, topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
@@ -231,7 +235,7 @@ def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
     topology = solver.topology
     if solver.seed is not None or not solver.cotangents or solver.unscales_cotangents:
         return solver
-    learnt = find_learnt_terms(topology, find_explained(topology, solver.plan.unscaled))
+    learnt = _find_learnt_terms(topology, _find_explained(topology, solver.plan.unscaled))
     if learnt:
         with contextlib.suppress(GraphscaleError):  # the step is open then
             other = Solver(topology, None, chosen, solver.optimizer)
@@ -240,6 +244,45 @@ def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
             if not other.unscales_cotangents and _find_missed(other, backward) <= _find_missed(solver, backward):
                 return other
     return solver
+
+
+def _find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> list[ir.Value]:
+    """Find the terms that move weights of the loss, where their next values are not explained by known gradients."""
+    moved: list[tuple[ir.Value, ir.Value]] = []
+    for output in topology.graph.outputs:
+        is_moved = output in topology.tail_dependent and output not in topology.forward and output not in explained
+        held = topology.coefficients(output).items() if is_moved and is_float(output) else ()
+        weights = (v for v, c in held if c >= NEXT_STATE and v in topology.forward and same_type(output, v))
+        moved += ((output, weight) for weight in itertools.islice(weights, 1))
+    if not moved:
+        return []
+    from graphscale.analysis.learnt import find_learnt_terms  # few steps have such weights
+
+    return find_learnt_terms(topology, moved)
+
+
+def _find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:
+    """Find the values that depend on gradients by more than a measure of them, such as a norm."""
+    explained, measures = set(gradients), set[ir.Value]()
+    for node, results, operands in topology.parts:
+        known = [v for v in operands if v in explained]
+        if known and (_is_measure(node) or measures.issuperset(known)):
+            results = [v for v in results if not is_number(v)]
+            measures.update(results)
+        if known:
+            explained.update(results)
+    return explained
+
+
+def _is_measure(node: ir.Node) -> bool:
+    """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
+    if has_trait(node, Trait.REDUCTION):
+        return node.op_type not in ("ReduceSum", "ReduceMean")
+    if node.op_type in ("Mul", "Pow"):
+        base, other = node.inputs
+        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
+    rule = rule_of(node)
+    return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)
 
 
 def _solve_without_others(
@@ -263,6 +306,8 @@ def _solve_without_optimizer(
     topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
 ) -> tuple[Solver, Set[ir.Node]] | None:
     """Solve without the contractions that may be the optimizer's; return None if one of those missed may be another."""
+    from graphscale.analysis.other_contractions import OptimizerContractions  # few steps need it
+
     optimizer = OptimizerContractions(topology)
     solver = Solver(topology, seed, chosen, optimizer.nodes)
     if not optimizer.nodes or not solver.cotangents:

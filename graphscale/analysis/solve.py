@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence, Set
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place, Plan, find_end, find_tensor
-from graphscale.analysis.other_contractions import find_predictions
 from graphscale.analysis.places import find_cotangents, find_places
+from graphscale.analysis.predictions import find_predictions
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError

@@ -214,7 +214,7 @@ class Topology:
 
     @functools.cached_property
     def fed_late(self) -> int:
-        """The labels of late inputs other than weights and operands of contractions: targets, and weights of samples."""
+        """The labels of late inputs other than weights and operands of contractions: targets, weights of samples."""
         rest = {v: bit for v, bit in self._late_states.items() if v not in self.held_states}
         return sum(bit for v, bit in rest.items() if self.contractions.isdisjoint(self.consumers(v)))
 
