@@ -182,7 +182,7 @@ _UNSCALED_FIRST = (Kind.NONLINEAR, Kind.POWER, Kind.DEGREE_0)
 
 
 def find_end(
-    topology: Topology, plan: Plan, live: Container[ir.Value], value: ir.Value, of_numbers: bool = False
+    topology: Topology, plan: Plan, live: Container[ir.Value], value: ir.Value, numbers: Container[ir.Value] = ()
 ) -> ir.Value:
     """Find the end of the backward pass: up from a use of a gradient, past factors such as the learning rate.
 
@@ -193,7 +193,7 @@ def find_end(
         plan: the edits so far.
         live: the ancestors of cotangents.
         value: the used value.
-        of_numbers: whether weights are numbers; a sum over the batch is a gradient itself then.
+        numbers: the values above gradients that are numbers: a sum over the batch may be such a gradient.
     """
     path = [value if value in live else topology.origin(value)]
     while path[-1] not in live:
@@ -202,7 +202,7 @@ def find_end(
         if node is None or rule is None or rule.kind not in (Kind.LINEAR, Kind.PRODUCT, Kind.QUOTIENT):
             break
         uses = [Use(node, i) for i, v in enumerate(node.inputs) if v is not None and plan.edge(node, i) == 1]
-        if len(uses) != 1 or uses[0] in plan.scaled_edges or not _is_factor_or_view(*uses[0], of_numbers):
+        if len(uses) != 1 or uses[0] in plan.scaled_edges or not _is_factor_or_view(*uses[0], numbers):
             break
         above = topology.origin(operand_at(uses[0]))
         if above in live or not is_tensor(above):
@@ -217,11 +217,12 @@ def find_end(
     return path[-1]
 
 
-def _is_factor_or_view(node: ir.Node, index: int, of_numbers: bool) -> bool:
+def _is_factor_or_view(node: ir.Node, index: int, numbers: Container[ir.Value]) -> bool:
     """Return whether a node views, measures or multiplies a gradient by a number."""
     if node.op_type in ("Mul", "Div"):
         return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
-    return has_trait(node, _VIEWS | Trait.SIGN) or (not of_numbers and is_scalar(node.outputs[0]))
+    result = node.outputs[0]
+    return has_trait(node, _VIEWS | Trait.SIGN) or (is_scalar(result) and result not in numbers)
 
 
 def find_tensor(value: ir.Value) -> Use:

@@ -29,8 +29,10 @@ __all__ = [
     "find_loss_candidates",
     "is_complemented",
     "is_differentiable",
+    "is_number",
     "may_be_scaled",
     "resolve_loss",
+    "smooth_operands",
 ]
 
 # A smaller constant may be a factor of a derivative.
@@ -55,23 +57,21 @@ def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Va
         raise LossError(f"{label}: {value_label(value)} is an input; name a value that the graph computes")
     if value.dtype is not None and not value.dtype.is_floating_point():
         raise LossError(f"{label}: {value_label(value)} is not floating point, and a loss must be")
-    if not (is_scalar(value) or (value.shape is None and _reduces_to_scalar(value))):
+    if not is_number(value):
         raise LossError(f"{label}: {value_label(value)} is not known to be a scalar; name the mean or sum of it")
     return value
 
 
-def _reduces_to_scalar(value: ir.Value, depth: int = 8) -> bool:
-    """Return whether a value without shape information is a scalar by its operator."""
+def is_number(value: ir.Value, depth: int = 8) -> bool:
+    """Return whether a value is a scalar, by its operator where its shape is unknown."""
     node = value.producer()
-    if node is None or depth == 0:
-        return False
+    if value.shape is not None or node is None or depth == 0:
+        return is_scalar(value)
     if has_trait(node, Trait.REDUCTION):
         return node.attributes.get_int("keepdims", 1) == 0 and not ("axes" in node.attributes or len(node.inputs) > 1)
     if node.op_type == "SoftmaxCrossEntropyLoss":
         return node.attributes.get_string("reduction", "mean") != "none"
-    if has_trait(node, Trait.ELEMENTWISE):
-        return all(is_scalar(v) or (v.shape is None and _reduces_to_scalar(v, depth - 1)) for v in inputs_of(node))
-    return False
+    return has_trait(node, Trait.ELEMENTWISE) and all(is_number(v, depth - 1) for v in inputs_of(node))
 
 
 def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
@@ -141,16 +141,19 @@ def _find_averaged(value: ir.Value, numbers: Collection[ir.Value]) -> ir.Value |
 
 def is_differentiable(value: ir.Value) -> bool:
     """Return whether a value depends on an input or a weight by floating-point operators alone, unlike an accuracy."""
-    return any(v.producer() is None for v in reach([value], _smooth_operands))
+    return any(v.producer() is None for v in reach([value], smooth_operands))
 
 
-def _smooth_operands(value: ir.Value) -> list[ir.Value]:
+def smooth_operands(value: ir.Value) -> list[ir.Value]:
     """Return the operands of a differentiable function, without single numbers."""
     node = value.producer()
     rule = None if node is None else rule_of(node)
     if node is None or (rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE)):
         return []
-    floats = [operand for operand in inputs_of(node) if is_float(operand)]
+    operands = inputs_of(node)
+    if node.op_type == "If":
+        operands = tuple(body.outputs[value.index() or 0] for body in subgraphs(node))
+    floats = [operand for operand in operands if is_float(operand)]
     return [operand for operand in floats if constant_tensor(operand) is None or not is_scalar(operand)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solution import Solution
+from graphscale.analysis.topology import Topology
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import ancestors
@@ -39,6 +40,8 @@ _SAME = "the likeliest one, and each other one leads to the same scaled graph"
 # The fitness of a solution without a fault.
 _FITTING = (True, True, 0, 0)
 
+Faults = tuple[bool, bool, int, int]
+
 Losses = tuple[ir.Value, ...]
 
 
@@ -50,11 +53,13 @@ class LossChoice:
         solution: the losses, with their places of the scale.
         how: the evidence for them.
         certain: True if no other set fits as well.
+        warnings: notes for the user on weights without a gradient.
     """
 
     solution: Solution
     how: str
     certain: bool
+    warnings: tuple[str, ...] = ()
 
 
 def choose_losses(
@@ -77,12 +82,13 @@ def choose_losses(
     """
     if len(candidates) > _MOST_LOSSES and not named:
         raise LossError(f"{len(candidates)} outputs could be the loss, too many to try; name it with --loss")
-    solutions, failures = _solve_sets(candidates, solve, tuple(named))
+    fitness = _Fitness(candidates)
+    solutions, failures = _solve_sets(fitness, solve, tuple(named))
     errors = [*failures.items()]
     errors.sort(key=lambda failure: isinstance(failure[1], _NO_BACKWARD))
     if not solutions:
         raise _explain(errors, bool(named))
-    choices = _Choices(candidates, solutions)
+    choices = _Choices(fitness, solutions)
     best = choices.best
     if best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD):
         # The backward pass belongs to a loss that cannot be scaled.
@@ -93,12 +99,16 @@ def choose_losses(
             f"{best.forward_places[0]}, where the data is, and not the result of a layer; in an estimate without "
             "derivatives, nothing is scaled; else name the edge where it enters with --seed-edge NODE:INDEX"
         )
+    unexplained = fitness.describe(best)
     if named:
-        return LossChoice(best, answers.evidence(best.topology.loss.name), True)
+        warnings = [f"{each}; it is neither scaled nor checked" for each in unexplained]
+        return LossChoice(best, answers.evidence(best.topology.loss.name), True, tuple(warnings))
     best = _with_further_losses(best, candidates, solve)
     if choices.rivals:
         names = ", ".join(repr(loss.name) for loss in choices.rivals)
         return LossChoice(best, f"it is the likeliest, but the backward pass also fits {names}", False)
+    if unexplained:
+        return LossChoice(best, f"it is the likeliest, but {'; '.join(unexplained)}", False)
     number = _find_carried_number(best)
     if number is not None:
         how = f"it may be a running sum or average, and the next value of {number.name!r}"
@@ -107,12 +117,12 @@ def choose_losses(
 
 
 def _solve_sets(
-    candidates: Sequence[ir.Value], solve: Callable[[Losses], Solution], named: Losses
+    fitness: _Fitness, solve: Callable[[Losses], Solution], named: Losses
 ) -> tuple[list[Solution], dict[ir.Value, GraphscaleError]]:
     """Solve sets of losses, the smallest first, until one explains all; return them, and failures of single ones."""
-    solutions: list[Solution] = []
+    candidates, solutions = fitness.candidates, list[Solution]()
     failures: dict[ir.Value, GraphscaleError] = {}
-    for losses in _iterate_sets(candidates, solutions, named):
+    for losses in _iterate_sets(fitness, solutions, named):
         if not named and len(candidates) > 1 and len(losses) == 1:
             report_stage(f"trying {losses[0].name} as the loss", candidates.index(losses[0]), len(candidates))
         try:
@@ -125,8 +135,9 @@ def _solve_sets(
     return solutions, failures
 
 
-def _iterate_sets(candidates: Sequence[ir.Value], solutions: Sequence[Solution], named: Losses) -> Iterator[Losses]:
+def _iterate_sets(fitness: _Fitness, solutions: Sequence[Solution], named: Losses) -> Iterator[Losses]:
     """Yield sets of candidates, those of one size before larger ones, while no solution explains the graph."""
+    candidates = fitness.candidates
     if named:
         yield named
         # Each of several losses may stand for all, those of micro-batches, say.
@@ -135,7 +146,7 @@ def _iterate_sets(candidates: Sequence[ir.Value], solutions: Sequence[Solution],
             yield from ((*named, *more) for more in _iterate_subsets(others, _MOST_SETS))
         return
     yield from ((candidate,) for candidate in candidates)
-    if len(candidates) > 1 and not any(_explains(each, candidates) for each in solutions):
+    if len(candidates) > 1 and not any(map(fitness.explains, solutions)):
         # Losses that are computed by next weights come after those whose gradients move the weights.
         ordered = sorted(candidates, key=lambda loss: len(ancestors([loss])))
         yield from (losses for losses in _iterate_subsets(ordered, _MOST_SETS) if len(losses) > 1)
@@ -163,31 +174,71 @@ def _with_further_losses(
     return best
 
 
-def _explains(solution: Solution, candidates: Sequence[ir.Value]) -> bool:
-    """Return whether each contraction belongs to a forward pass, to the covered backward pass, or to the optimizer."""
-    topology = solution.topology
-    if not _fits(solution, candidates) or topology.reads_next_weights:
-        return False
-    cone = topology.ancestors(candidates)
-    rest = (topology.contractions & topology.backward) - solution.others - {*solution.coverage.nodes}
-    return all(any(value in cone for value in node.outputs) for node in rest)
+class _Fitness:
+    """The faults of solutions.
 
+    Args:
+        candidates: the scalar outputs that may be losses.
+    """
 
-def _fits(solution: Solution, candidates: Sequence[ir.Value]) -> bool:
-    """Return whether a solution covers the backward pass: nothing is missed, and the scale enters at seeds."""
-    return _fitness(solution, candidates) == _FITTING and solution.coverage.covered > 0
+    def __init__(self, candidates: Sequence[ir.Value]) -> None:
+        self.candidates = candidates
+        self._topologies: dict[ir.Value, Topology] = {}
+        self._faults: dict[Solution, Faults] = {}
+        self._unexplained: dict[Solution, dict[ir.Value, list[ir.Value]]] = {}
 
+    def explains(self, solution: Solution) -> bool:
+        """Return whether each contraction belongs to a forward pass, to the covered backward pass, or the optimizer."""
+        topology = solution.topology
+        if not self.fits(solution) or topology.reads_next_weights or self.unexplained(solution):
+            return False
+        cone = topology.ancestors(self.candidates)
+        rest = (topology.contractions & topology.backward) - solution.others - {*solution.coverage.nodes}
+        return all(any(value in cone for value in node.outputs) for node in rest)
 
-def _fitness(solution: Solution, candidates: Sequence[ir.Value]) -> tuple[bool, bool, int, int]:
-    # A contraction of another scalar's forward pass is no part of the backward pass.
-    cone = solution.topology.ancestors([value for value in candidates if value not in solution.reached])
-    missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
-    return not solution.solver.unscales_cotangents, not solution.forward_places, -solution.misfits, -missed
+    def fits(self, solution: Solution) -> bool:
+        """Return whether a solution covers the backward pass: nothing is missed, and the scale enters at seeds."""
+        return self.faults(solution) == _FITTING and solution.coverage.covered > 0
+
+    def faults(self, solution: Solution) -> Faults:
+        """Return the faults of a solution; a greater tuple is better."""
+        if solution not in self._faults:
+            # A contraction of another scalar's forward pass is no part of the backward pass.
+            others = [value for value in self.candidates if value not in solution.reached]
+            cone = solution.topology.ancestors(others)
+            missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
+            seeds = not solution.forward_places
+            self._faults[solution] = not solution.solver.unscales_cotangents, seeds, -solution.misfits, -missed
+        return self._faults[solution]
+
+    def unexplained(self, solution: Solution) -> Mapping[ir.Value, Sequence[ir.Value]]:
+        """Return the terms that move weights of each candidate without a scale."""
+        if solution not in self._unexplained:
+            terms = {loss: self._find_terms(solution, loss) for loss in self.candidates if solution.moves_others}
+            self._unexplained[solution] = {loss: each for loss, each in terms.items() if each}
+        return self._unexplained[solution]
+
+    def _find_terms(self, solution: Solution, loss: ir.Value) -> list[ir.Value]:
+        topology = solution.topology
+        if loss in solution.reached:
+            return []  # a measure of the gradients
+        if loss not in topology.losses:
+            if loss not in self._topologies:
+                self._topologies[loss] = topology.of(loss)
+            topology = self._topologies[loss]
+        return solution.unexplained(topology)
+
+    def describe(self, solution: Solution) -> list[str]:
+        """Describe the weights of each candidate that move without a scale."""
+        found = self.unexplained(solution).items()
+        terms = [(", ".join(repr(value.name) for value in values), loss) for loss, values in found]
+        return [f"{each} moves a weight of {loss.name!r}, and no gradient explains it" for each, loss in terms]
 
 
 class _Rank(NamedTuple):
     fits: bool
-    fitness: tuple[bool, bool, int, int]
+    faults: Faults
+    unexplained: int
     covered: int
     constant: bool
 
@@ -201,8 +252,8 @@ class _Choices:
         alike: the losses that lead to the same edits, and may be the one that is differentiated.
     """
 
-    def __init__(self, candidates: Sequence[ir.Value], solutions: Sequence[Solution]) -> None:
-        self._candidates = candidates
+    def __init__(self, fitness: _Fitness, solutions: Sequence[Solution]) -> None:
+        self._fitness = fitness
         if any(each.coverage.covered for each in solutions):
             solutions = [each for each in solutions if each.coverage.covered]
         groups: list[list[Solution]] = []
@@ -224,12 +275,12 @@ class _Choices:
         self.alike = [each.topology.loss for each in _name(equal[names.index(self.best)])[1:]]
 
     def _rank(self, group: Sequence[Solution]) -> _Rank:
-        measured = [(_fitness(each, self._candidates), each) for each in group]
-        fitness = max(each for each, _ in measured)
-        fitting = [each for one, each in measured if one == _FITTING and each.coverage.covered]
-        of = fitting or group
+        fitness = self._fitness
+        fitting = [each for each in group if fitness.fits(each)]
+        unexplained = max((-len(fitness.unexplained(each)) for each in fitting), default=0)
+        of = [each for each in fitting if -len(fitness.unexplained(each)) == unexplained] or group
         covered, constant = max(each.coverage.covered for each in of), any(each.begins_with_constants for each in of)
-        return _Rank(bool(fitting), fitness, covered, constant)
+        return _Rank(bool(fitting) and not unexplained, max(map(fitness.faults, group)), unexplained, covered, constant)
 
 
 def _name(group: Sequence[Solution]) -> list[Solution]:
@@ -242,7 +293,7 @@ def _name(group: Sequence[Solution]) -> list[Solution]:
 
 def _competes(rank: _Rank, top: _Rank) -> bool:
     """Return whether a choice may be right beside the best one: it fits as well, and is better in some way."""
-    mine, best = (*rank.fitness, rank.covered, rank.constant), (*top.fitness, top.covered, top.constant)
+    mine, best = (*rank.faults, *rank[2:]), (*top.faults, *top[2:])
     return rank.fits is top.fits and any(one > other for one, other in zip(mine, best, strict=True))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator
 
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place, Plan
-from graphscale.analysis.loss import is_differentiable
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import DIRECT, NEXT_STATE, find_coefficients
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients
 from graphscale.graph.marks import is_rounding
 from graphscale.graph.values import (
     Use,
@@ -26,13 +25,10 @@ from graphscale.graph.values import (
     subgraphs,
     uses_of,
 )
-from graphscale.graph.walks import reach, source_of
-from graphscale.operators import Kind, Rule, Trait, may_bend, rule_of
+from graphscale.graph.walks import source_of
+from graphscale.operators import Kind, Rule, may_bend, rule_of
 
-__all__ = ["find_cotangents", "find_gradient_like_values", "find_held_numbers", "find_places"]
-
-_SCATTERS = ("ScatterND", "ScatterElements")
-_SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
+__all__ = ["find_cotangents", "find_held_numbers", "find_places"]
 
 
 class _Grade(enum.IntEnum):
@@ -291,67 +287,9 @@ def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, bool, int, i
     )
 
 
-def find_gradient_like_values(topology: Topology) -> list[ir.Value]:
-    """Find the values to be scaled in a graph without backward contractions and gradient operators.
-
-    Such values look like gradients: outputs, or their changes of state, above moments, rates and powers.
-    """
-    states = topology.states | find_held_numbers(topology)
-    read = topology.descendants({v for v in states if v in topology.forward})
-    fed = topology.descendants({v for v in states if v not in topology.forward and is_float(v)})
-
-    def above(value: ir.Value) -> Sequence[ir.Value]:
-        node = value.producer()
-        rule = None if node is None or node not in topology.backward else rule_of(node)
-        if node is None or rule is None:
-            return ()
-        operands = inputs_of(node)
-        if node.op_type == "Pow" or (value in fed and rule.kind is Kind.QUOTIENT):
-            return operands[:1]
-        if value in fed and rule.kind in (Kind.LINEAR, Kind.PRODUCT):
-            return operands
-        factors = operands if node.op_type == "Mul" else ()
-        return [v for v in factors if (maker := v.producer()) is not None and maker.op_type == "Pow"]
-
-    added = [v for output in topology.graph.outputs for v in _find_summands(topology, output, states)]
-    found = (v for v in reach(added, above) if not above(v))
-    found = (v for v in found if v in added or (v in read and is_differentiable(v)))
-    moments = states - topology.forward
-    return [v for v in found if not _holds_one_of(topology, moments, v)]
-
-
 def find_held_numbers(topology: Topology) -> set[ir.Value]:
     """Find the stored numbers in an output: they may be weights and moments."""
     graph = topology.graph
     numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
     held = (find_coefficients(output, numbers, topology.factors) for output in graph.outputs)
     return {v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE}
-
-
-def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:
-    """Return the terms that an output adds to its state, or the output itself where it has no state.
-
-    A share of the state, such as weight decay, counts only where it is the only term.
-    """
-    if value is topology.loss or not topology.is_backward(value) or not is_float(value):
-        return []
-    node = value.producer()
-    is_scattered = node is not None and node.op_type in _SCATTERS
-    held = find_coefficients(value, states, topology.factors, Trait.MOVE if is_scattered else DIRECT)
-    if not any(c >= NEXT_STATE for c in held.values()):
-        return [value] if topology.may_be_state(value) else []
-
-    def above(value: ir.Value) -> Sequence[ir.Value]:
-        node = value.producer()
-        return inputs_of(node) if node is not None and (value is output or _holds_one_of(topology, held, value)) else ()
-
-    output = value
-    held_values = [v for v in reach([output], above) if above(v)]
-    sums = [node for v in held_values if (node := v.producer()) is not None and node.op_type in _SUMS]
-    added = [v for node in sums for v in inputs_of(node) if v not in held and not _holds_one_of(topology, held, v)]
-    return [v for v in added if not find_coefficients(v, held, topology.factors, least=0.0)] or added
-
-
-def _holds_one_of(topology: Topology, states: Collection[ir.Value], value: ir.Value) -> bool:
-    """Return whether a value contains a state, such as a decayed state or the next gain of a weight's rate."""
-    return any(c >= NEXT_STATE for c in find_coefficients(value, states, topology.factors).values())

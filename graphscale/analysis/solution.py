@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+import itertools
+from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
 
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
-from graphscale.analysis.other_contractions import OptimizerContractions
-from graphscale.analysis.places import find_gradient_like_values, find_held_numbers
+from graphscale.analysis.loss import is_number
+from graphscale.analysis.places import find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import Coverage, measure_coverage
+from graphscale.analysis.updates import NEXT_STATE, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, constant_tensor, is_scalar, subgraphs
+from graphscale.graph.values import Use, constant_number, constant_tensor, is_float, is_scalar, subgraphs
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = ["Solution", "solve_losses"]
 
@@ -45,6 +48,25 @@ class Solution:
         return self.topology.descendants(plan.scaled_values, {use.node for use in plan.scaled_edges})
 
     @functools.cached_property
+    def explained(self) -> Set[ir.Value]:
+        """The values that depend on a gradient."""
+        return _find_explained(self.topology, self.solver.plan.unscaled)
+
+    @functools.cached_property
+    def moves_others(self) -> bool:
+        """True if a state moves that no gradient reaches."""
+        topology = self.topology
+        rest = (
+            v for v in topology.graph.outputs if v not in self.explained and is_float(v) and topology.is_backward(v)
+        )
+        return any(c >= NEXT_STATE for output in rest for c in topology.coefficients(output).values())
+
+    def unexplained(self, topology: Topology) -> list[ir.Value]:
+        """Return the terms that move weights of a loss, perhaps another one, without a scale."""
+        terms = _find_learnt_terms(topology, self.explained)
+        return [v for v in terms if v not in self.topology.forward and self.solver.plan.degree(v) == 0]
+
+    @functools.cached_property
     def misfits(self) -> int:
         """The number of values to unscale that are no gradients of state: a wrong choice unscales activations."""
         forced = (each.value for each in self.solver.plan.unscaled.values() if each.reason is not None)
@@ -58,9 +80,10 @@ class Solution:
         ends = {value.producer() for value in topology.anew}
         passes = (topology.ancestors([loss], stop=ends.__contains__) for loss in topology.losses)
         above = [{value for value in each if value.producer()} for each in passes]
-        return len(above) == 1 or all(
-            any(v in self.solver.live for v in own.difference(*(a for a in above if a is not own))) for own in above
-        )
+        if len(above) == 1:
+            return True
+        live = self.solver.live | topology.ancestors(self.solver.learnt)
+        return all(any(v in live for v in own.difference(*(a for a in above if a is not own))) for own in above)
 
     @functools.cached_property
     def begins_with_constants(self) -> bool:
@@ -155,7 +178,8 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
                 f"--gradient {value.name}: the loss {loss.name!r} depends on this value, so it is no gradient of it"
             )
     solver, optimizer = _find_edits(topology, seed, chosen)
-    plan = solver.plan
+    solver = _with_learnt_terms(solver, chosen)
+    topology, plan = solver.topology, solver.plan
     if not plan.places:
         raise SeedNotFoundError(
             f"no place was found where the loss scale can enter the backward pass of loss {loss.name!r}: "
@@ -176,30 +200,114 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
 
 
 def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> tuple[Solver, Set[ir.Node]]:
-    """Return the solver, after `solve`, and the contractions that belong to the optimizer."""
-    solver = Solver(topology, seed, chosen)
+    """Return the solver, after `solve`, and the contractions that belong to no backward pass."""
+    solver, error = Solver(topology, seed, chosen), None
     try:
         behind = topology.descendants({*chosen})
-        wanted = () if solver.cotangents else (v for v in find_gradient_like_values(topology) if v not in behind)
+        wanted: list[ir.Value] = []
+        if not solver.cotangents:
+            from graphscale.analysis.learnt import GradientLikeValues  # few steps have no contraction
+
+            wanted = [v for v in GradientLikeValues(topology).of(topology.graph.outputs) if v not in behind]
         solver.solve(wanted)
-    except (NonlinearGradientError, SeedNotFoundError) as error:
-        other = _solve_without_optimizer(topology, seed, chosen)
-        if other is None:
-            raise error from None
-        return other
+    except (NonlinearGradientError, SeedNotFoundError) as refusal:
+        error = refusal
+    again: Set[ir.Node] = set()
+    if error or solver.unscales_cotangents:
+        from graphscale.analysis.other_contractions import find_reconstructions  # few steps need it
+
+        again = find_reconstructions(topology, solver.cotangents)
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
-    if _find_missed(solver, topology.contractions & topology.backward):
+    if error or again or _find_missed(solver, topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
-            other = _solve_without_optimizer(topology, seed, chosen)
-            if other is not None and not _find_missed(other[0], topology.contractions & topology.backward - other[1]):
-                return other
+            other = _solve_without_others(topology, seed, chosen, again)
+            if other is not None:
+                rest = other[0].topology.contractions & topology.backward - other[1]
+                if error or not _find_missed(other[0], rest):
+                    return other
+    if error:
+        raise error
     return solver, set()
+
+
+def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
+    """Return the solver of the same edits, and more for weights without a gradient, if these allow it."""
+    topology = solver.topology
+    if solver.seed is not None or not solver.cotangents or solver.unscales_cotangents:
+        return solver
+    learnt = _find_learnt_terms(topology, _find_explained(topology, solver.plan.unscaled))
+    if learnt:
+        with contextlib.suppress(GraphscaleError):  # the step is open then
+            other = Solver(topology, None, chosen, solver.optimizer)
+            other.solve(learnt=learnt)
+            backward = topology.contractions & topology.backward
+            if not other.unscales_cotangents and _find_missed(other, backward) <= _find_missed(solver, backward):
+                return other
+    return solver
+
+
+def _find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> list[ir.Value]:
+    """Find the terms that move weights of the loss, where their next values are not explained by known gradients."""
+    moved: list[tuple[ir.Value, ir.Value]] = []
+    for output in topology.graph.outputs:
+        is_moved = output in topology.tail_dependent and output not in topology.forward and output not in explained
+        held = topology.coefficients(output).items() if is_moved and is_float(output) else ()
+        weights = (v for v, c in held if c >= NEXT_STATE and v in topology.forward and same_type(output, v))
+        moved += ((output, weight) for weight in itertools.islice(weights, 1))
+    if not moved:
+        return []
+    from graphscale.analysis.learnt import find_learnt_terms  # few steps have such weights
+
+    return find_learnt_terms(topology, moved)
+
+
+def _find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:
+    """Find the values that depend on gradients by more than a measure of them, such as a norm."""
+    explained, measures = set(gradients), set[ir.Value]()
+    for node, results, operands in topology.parts:
+        known = [v for v in operands if v in explained]
+        if known and (_is_measure(node) or measures.issuperset(known)):
+            results = [v for v in results if not is_number(v)]
+            measures.update(results)
+        if known:
+            explained.update(results)
+    return explained
+
+
+def _is_measure(node: ir.Node) -> bool:
+    """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
+    if has_trait(node, Trait.REDUCTION):
+        return node.op_type not in ("ReduceSum", "ReduceMean")
+    if node.op_type in ("Mul", "Pow"):
+        base, other = node.inputs
+        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
+    rule = rule_of(node)
+    return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)
+
+
+def _solve_without_others(
+    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value], again: Set[ir.Node]
+) -> tuple[Solver, Set[ir.Node]] | None:
+    """Solve without the contractions that compute activations, or without those that may be the optimizer's, too."""
+    if not again:
+        return _solve_without_optimizer(topology, seed, chosen)
+    topology = topology.without(again)
+    solver = Solver(topology, seed, chosen)
+    with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):
+        solver.solve()
+        # An activation depends on no cotangent.
+        if solver.cotangents and not solver.unscales_cotangents and _find_missed(solver, again) == again:
+            return solver, set()
+    found = _solve_without_optimizer(topology, seed, chosen)
+    return found if found is not None and _find_missed(found[0], again) == again else None
 
 
 def _solve_without_optimizer(
     topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
 ) -> tuple[Solver, Set[ir.Node]] | None:
     """Solve without the contractions that may be the optimizer's; return None if one of those missed may be another."""
+    from graphscale.analysis.other_contractions import OptimizerContractions  # few steps need it
+
     optimizer = OptimizerContractions(topology)
     solver = Solver(topology, seed, chosen, optimizer.nodes)
     if not optimizer.nodes or not solver.cotangents:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place, Plan, find_end, find_tensor
-from graphscale.analysis.other_contractions import find_predictions
 from graphscale.analysis.places import find_cotangents, find_places
+from graphscale.analysis.predictions import find_predictions
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
@@ -51,10 +51,11 @@ class Solver:
         optimizer: contractions that demand no scale: they are part of the optimizer.
 
     Attributes:
-        seed: as given.
+        seed, optimizer: as given.
         plan: the edits, after `solve`.
         lost: the reason why a value is not linear in the seed: it depends on an unscaled value.
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
+        learnt: gradients that the scale reaches by no contraction.
         live: the ancestors of those inputs.
     """
 
@@ -64,11 +65,13 @@ class Solver:
         self.topology = topology
         self.plan = Plan()
         self.seed = seed
+        self.optimizer = optimizer
+        self.learnt: Sequence[ir.Value] = ()
         self._gradients = tuple(gradients)
         self._queue: list[int] = []
         self._queued: set[int] = set()
         self._visits = 0
-        self._is_of_numbers = False
+        self._numbers: Set[ir.Value] = set()
         self.lost: dict[ir.Value, str] = {}
         readers = {node for value in gradients for node in topology.consumers(value)}
         self.cotangents = self._find_cotangents(topology.descendants(nodes=readers), optimizer)
@@ -77,18 +80,19 @@ class Solver:
             stop=(lambda node: node.outputs[0] in topology.anew) if topology.anew else None,
         )
 
-    def solve(self, wanted: Iterable[ir.Value] = ()) -> Plan:
+    def solve(self, wanted: Iterable[ir.Value] = (), learnt: Sequence[ir.Value] = ()) -> Plan:
         """Return the plan.
 
         Args:
             wanted: values that look like gradients, where no cotangent is known: the scale reaches them if it can.
+            learnt: gradients that the scale reaches by no contraction.
 
         Raises:
             NonlinearGradientError: a cotangent depends on the seed in a non-linear way.
             UnknownOperatorError: an operator without a rule reads a scaled value.
         """
         wanted = [*wanted]
-        self._is_of_numbers = any(map(is_scalar, wanted))
+        self._numbers = self.topology.ancestors(value for value in (*wanted, *learnt) if is_scalar(value))
         for value in self._gradients:
             self.plan.unscale(value).everywhere = True
         if self.seed is not None:
@@ -101,6 +105,10 @@ class Solver:
         if self.seed is None:
             self._reach((*self._gradients, *wanted))
         self._unscale_outputs()
+        self.learnt = learnt
+        if learnt:
+            self._reach(learnt, force=True)
+            self._unscale_outputs()
         self._prune()
         if self.topology.flat.entries:
             from graphscale.analysis.body_checks import check_bodies  # few steps have bodies
@@ -317,7 +325,7 @@ class Solver:
         return any(NEXT_STATE <= c < 2 or state not in self.topology.forward for state, c in held.items())
 
     def _end_above(self, value: ir.Value) -> ir.Value:
-        return find_end(self.topology, self.plan, self.live, value, self._is_of_numbers)
+        return find_end(self.topology, self.plan, self.live, value, self._numbers)
 
     def _is_inner(self, value: ir.Value) -> bool:
         """Return whether a value belongs to a body that nothing is known of."""
@@ -336,11 +344,11 @@ class Solver:
 
     # --- outputs ----------------------------------------------------------------------------------------------------
 
-    def _reach(self, values: Iterable[ir.Value]) -> None:
+    def _reach(self, values: Iterable[ir.Value], *, force: bool = False) -> None:
         """Demand degree 1 of gradients without a contraction: those of element-wise models."""
         for value in values:
-            for place in () if value in self.lost else find_places(self.topology, self.plan, value):
-                if place.value is not value:
+            for place in () if value in self.lost else find_places(self.topology, self.plan, value, force=force):
+                if force or place.value is not value:
                     self._enter(place)
             self._work()
 

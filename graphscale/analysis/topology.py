@@ -7,6 +7,7 @@ activation, a residual of a derivative or a recomputed activation depends only o
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
@@ -87,6 +88,7 @@ class Topology:
         self.graph = graph
         self.loss = loss
         self.losses = (loss, *others)
+        self._held = frozenset(held)
         self.flat = FlatGraph(graph, closed)
         self.nodes, self.index = self.flat.nodes, self.flat.index
         self.operands, self.consumers = self.flat.operands, self.flat.consumers
@@ -104,7 +106,7 @@ class Topology:
         self.contractions |= {node for node in self.flat.opaque if contains_contraction(node)}
         self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
         self.forward = self.ancestors(self.losses)
-        self.states = frozenset(graph.inputs) | self._weights(set(held))
+        self.states = frozenset(graph.inputs) | self._weights(self._held)
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
         self.factors = Factors(origins=self.flat.origins)
         later = self._later_weights() if len(self.losses) > 1 else {}
@@ -134,7 +136,21 @@ class Topology:
         self.target_dependent = self.descendants(self.targets)
         self._backward = ValueSet(self._numbering, bytearray(count))
         self.backward = self._backward_nodes()
-        self.propagated = self.descendants(nodes=self.propagating & self.backward, stop=self.anew)
+        self.propagated = self._find_propagated()
+
+    def of(self, loss: ir.Value) -> Topology:
+        """Return the topology of the graph for another loss."""
+        return Topology(self.graph, loss, self._held)
+
+    def without(self, nodes: Set[ir.Node]) -> Topology:
+        """Return a copy in which some contractions propagate no gradients."""
+        other = copy.copy(self)
+        other.contractions, other.propagating = self.contractions - nodes, self.propagating - nodes
+        other.propagated = other._find_propagated()
+        return other
+
+    def _find_propagated(self) -> ValueSet:
+        return self.descendants(nodes=self.propagating & self.backward, stop=self.anew)
 
     def coefficients(self, value: ir.Value) -> dict[ir.Value, float]:
         """Return the states on which a value depends directly, each with its coefficient; see `find_coefficients`."""
@@ -195,6 +211,12 @@ class Topology:
             weights = [state for state in kept if state in self.forward and same_type(state, value)]
             moved.update((value, weight) for weight in weights if len(weights) == 1)
         return moved
+
+    @functools.cached_property
+    def fed_late(self) -> int:
+        """The labels of late inputs other than weights and operands of contractions: targets, weights of samples."""
+        rest = {v: bit for v, bit in self._late_states.items() if v not in self.held_states}
+        return sum(bit for v, bit in rest.items() if self.contractions.isdisjoint(self.consumers(v)))
 
     @functools.cached_property
     def held_states(self) -> frozenset[ir.Value]:
@@ -328,7 +350,7 @@ class Topology:
             return False
         return any(v in self.activation_dependent for v in self.operands(node) if v is not value)
 
-    def _weights(self, held: set[ir.Value]) -> frozenset[ir.Value]:
+    def _weights(self, held: Set[ir.Value]) -> frozenset[ir.Value]:
         """Find the initializers that are weights (read by the forward pass), or moments (held beside weights)."""
         read = {
             value

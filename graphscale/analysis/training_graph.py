@@ -121,7 +121,7 @@ def _finish(
         accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
         coverage=solution.coverage,
         degrees=plan.degrees(),
-        warnings=tuple(solution.coverage.warnings()),
+        warnings=(*solution.coverage.warnings(), *choice.warnings),
     )
 
 

@@ -9,13 +9,6 @@ import graphscale as gs
 from tests.cases.steps import FOLDER, read
 
 NAMES = sorted(path.stem for path in (FOLDER / "scaled").glob("*.onnx"))
-REJECTED = {
-    *("best_loss_stored", "linear_head_beside_network", "no_backward_pass", "svrg_snapshot_network"),
-    *("clip_one_bound", "float16_accumulator", "float16_update", "gradient_fused_into_momentum"),
-    *("gradient_fused_into_update", "own_scale_in_the_loss", "relu_on_a_gradient"),
-    *("leapfrog", "logged_adversarial_example", "lora_merged", "nesterov_two_sequences"),  # asked about
-}
-shares_mistakes = pytest.mark.xfail(strict=True, reason="verify shares the mistakes of scale")
 
 
 def scaled(name: str) -> onnx.ModelProto:
@@ -29,9 +22,7 @@ def is_verified(name: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in REJECTED else pytest.param(name, marks=shares_mistakes) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_verify_rejects(name: str) -> None:
     assert not is_verified(name)
 
