@@ -111,7 +111,7 @@ class Solution:
             and place.value not in topology.tail
             and place.value not in topology.target_dependent
             and topology.late_inputs(place.value) == 0
-        )
+        ) or _find_places_behind_gradients(self.solver)
 
     @functools.cached_property
     def read(self) -> Set[ir.Value]:
@@ -218,12 +218,13 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
 
         again = find_reconstructions(topology, solver.cotangents)
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
-    if error or again or _find_missed(solver, topology.contractions & topology.backward):
+    is_behind = not error and bool(_find_places_behind_gradients(solver))
+    if error or again or is_behind or _find_missed(solver, topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
             other = _solve_without_others(topology, seed, chosen, again)
             if other is not None:
                 rest = other[0].topology.contractions & topology.backward - other[1]
-                if error or not _find_missed(other[0], rest):
+                if error or is_behind or not _find_missed(other[0], rest):
                     return other
     if error:
         raise error
@@ -317,6 +318,23 @@ def _solve_without_optimizer(
     if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
         return None
     return solver, missed
+
+
+def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
+    """Find the places where a scale enters at a value that depends on no loss but through unscaled gradients.
+
+    A next weight is such a value, unlike the seed of a second loss, which reads the moved weight.
+    """
+    topology, unscaled = solver.topology, solver.plan.unscaled
+    behind = topology.descendants(unscaled)
+    ends = {value.producer() for value in unscaled}
+    losses = topology.tail | topology.targets
+
+    def depends_on_loss(value: ir.Value) -> bool:
+        above = topology.ancestors([value], stop=ends.__contains__)
+        return any(v in losses or (v.producer() is None and topology.late_inputs(v)) for v in above)
+
+    return tuple(each for each in solver.plan.places if each.value in behind and not depends_on_loss(each.value))
 
 
 def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
