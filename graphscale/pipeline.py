@@ -92,6 +92,7 @@ def scale(
     roles: Any = None,
     keep: Sequence[str] | None = None,
     force_roles: bool = False,
+    accept: bool = False,
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
     telemetry: bool | str | passes.AddTelemetry = False,
@@ -105,11 +106,13 @@ def scale(
         loss: the name of the loss; None to find it among the scalar floating-point outputs.
         seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients, where the optimizer begins.
-        updates: `{output name: input name}` for carried state that the analysis cannot pair.
+        updates: `{output name: input name}` for carried state that the analysis cannot pair; `{"{}_next": "{}"}` pairs
+            all outputs and inputs of such names.
         target: the runtime that executes the graph, one of `graphscale.targets.TARGETS`.
         roles: answers about roles: the content of a roles file (see docs/concepts/roles.md), or None.
         keep: outputs among the carried state that advance on skipped steps, too.
         force_roles: accept the answers even where the graph contradicts them.
+        accept: take the proposals for all outputs whose roles are open; the report names them.
         skip_nonfinite: check and guard the step for a fixed loss scale as well, unlike TensorFlow.
         expose_scaled_loss: append the output `scaled_loss`.
         telemetry: count steps and skips in the carried state, and report the cause of a skip, the first gradient that
@@ -129,7 +132,7 @@ def scale(
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
-    answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
+    answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles, accepted=accept)
     hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
         warnings = [*prepare(work, hints), *advise(work, chosen)]
@@ -348,7 +351,8 @@ def make_stamp(report: Report, names: dict[str, str]) -> Stamp:
     """Return the metadata of a scaled model, from its complete report and the names of its values by their role."""
     states = {state.input: state.output for state in report.state if state.output is not None}
     release, policy, target = version("graphscale"), report.policy or {}, report.target or ""
-    return Stamp(release, policy, states, target, names, report.to_dict())
+    accepted = [entry.name for entry in RoleTable(report.roles).accepted]
+    return Stamp(release, policy, states, target, names, report.to_dict(), accepted=accepted)
 
 
 def _checked_names(step: Step) -> list[str]:

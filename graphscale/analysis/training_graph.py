@@ -20,6 +20,7 @@ from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
 from graphscale.errors import (
     GradientError,
+    LossError,
     RolesError,
     SeedNotFoundError,
     UpdateError,
@@ -68,7 +69,14 @@ def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], aski
 
         refuse_losses(FlatGraph(graph))
     held = find_held_initializers(graph)
-    choice = choose_losses(candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses)
+    try:
+        choice = choose_losses(
+            candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses
+        )
+    except (LossError, SeedNotFoundError) as error:
+        if answers.accepted:
+            raise type(error)(f"{error}; there is no proposal for the loss that --accept could take") from error
+        raise
     return _finish(graph, choice, named, set(chosen), answers, asking)
 
 
@@ -97,6 +105,8 @@ def _finish(
         losses = {v: roles.outputs[v] for v in topology.losses}
         doubted = {v: dataclasses.replace(each, evidence=choice.how, certain=False) for v, each in losses.items()}
         roles = dataclasses.replace(roles, outputs={**roles.outputs, **doubted})
+    if answers.accepted:
+        roles = roles.accept()
     states = {output.name for output in roles.states()}
     for name in answers.kept:
         if name not in states:

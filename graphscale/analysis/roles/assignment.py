@@ -172,6 +172,7 @@ def _answered(
                 raise RolesError(f"{where}: the graph has no output {name!r}{hint}")
             found[outputs[name]] = Assigned(role, answers.evidence(name))
     found |= {update.output: Assigned(Role.STATE, update.how, update.input) for update in named}
+    _refuse_patterns(facts, gradients, named, answers)
     # An average may contain the weight whose next value it is named to be.
     confirmed = {u.input for u in named if facts.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
     shared = {u.input for u in named if u.input in facts.held_possibly(u.output)}
@@ -193,6 +194,22 @@ def _answered(
     places = [o for o in facts.outputs if o in chosen and o not in found]
     places = [o for o in places if not any(gradients.meets(o, value) for value in facts.inputs_like(o))]
     return found | {output: Assigned(Role.GRADIENT, answers.evidence(output.name)) for output in places}
+
+
+def _refuse_patterns(facts: Facts, gradients: Gradients, named: Sequence[Update], answers: Answers) -> None:
+    """Refuse a pair that a pattern of names makes of an output that is a metric by the graph alone.
+
+    Raises:
+        RolesError: the output is one.
+    """
+    for update in named:
+        source = answers.sources.get(update.output.name or "", "")
+        fixed = fixed_role(facts, gradients, update.output) if source.startswith("--update") else None
+        if fixed is not None and fixed.role is Role.METRIC:
+            raise RolesError(
+                f"{source}: output {value_label(update.output)} is named the next value of {update.input.name!r}, but "
+                f"{fixed.evidence}; if it is one, name this pair alone"
+            )
 
 
 def _contradicting(facts: Facts, output: ir.Value, answer: Assigned, confirmed: set[ir.Value]) -> ir.Value | None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import read_report
+from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
@@ -30,6 +31,7 @@ from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
+from graphscale.process.summary import few
 from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
@@ -129,6 +131,8 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
         raise VerifyError(f"{what}; pass the original that it was made from")
+    if stamp.accepted:
+        hints = dataclasses.replace(hints, roles=Answers.of(hints.roles).merge(accepted=True))
     translation = validate_translation(first, step, hints)
     lowered = None
     if is_lowered(second):
@@ -136,9 +140,11 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     prepare(first, hints)
     replace_training_ops(first, get_target(translation.claims.target))
     notes, mixed = list[str](), translation.claims.cast_pass()
+    if stamp.accepted:
+        notes.append(f"the proposed roles of {few(stamp.accepted)} were accepted when the original was scaled")
     if mixed is not None:
         dataclasses.replace(mixed, target=translation.claims.target).rewrite(first, hints)
-        notes = [f"the original was put through the same autocast ({mixed.dtype}) before it was compared"]
+        notes.append(f"the original was put through the same autocast ({mixed.dtype}) before it was compared")
     found = understand(first, hints)
     return Pair(
         original=first,
