@@ -95,6 +95,7 @@ def scale(
     accept: bool = False,
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
+    gradient_dtype: str | None = None,
     telemetry: bool | str | passes.AddTelemetry = False,
     autocast: str | passes.Autocast | None = None,
 ) -> ScaledModel:
@@ -115,6 +116,8 @@ def scale(
         accept: take the proposals for all outputs whose roles are open; the report names them.
         skip_nonfinite: check and guard the step for a fixed loss scale as well, unlike TensorFlow.
         expose_scaled_loss: append the output `scaled_loss`.
+        gradient_dtype: "float32" for float32 outputs in place of gradients that leave the graph in a smaller type;
+            unscaled, small numbers are zero there.
         telemetry: count steps and skips in the carried state, and report the cause of a skip, the first gradient that
             was not finite, and the share of gradient elements that are zero. "ranges" also measures each gradient in
             every 100th step: its largest magnitude, and its shares of zeros and of elements that are not finite;
@@ -127,7 +130,7 @@ def scale(
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
     policy, counting = get_policy(loss_scale), None if telemetry is False else passes.AddTelemetry.of(telemetry)
-    chosen = get_target(target)
+    chosen, unscale = get_target(target), passes.UnscaleGradients(gradient_dtype)
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
     check_versions(work, chosen)
@@ -147,7 +150,8 @@ def scale(
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
-        step = run_rewrite(work, hints, scale_loss, *([] if counting is None else [counting]))
+        optional = [unscale, *([] if counting is None else [counting])]
+        step = run_rewrite(work, hints, scale_loss, *optional)
         if mixed is not None and not isinstance(autocast, str | None):
             autocast.report = mixed.report
         with_mark = list(_marked_nodes(work.graph))

@@ -37,6 +37,14 @@ def scale(
     accept: options.Accept = False,
     skip_nonfinite: Annotated[bool, _policy("Check and guard the step for a fixed scale as well.")] = False,
     expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.")] = False,
+    gradient_dtype: Annotated[
+        str | None,
+        option(
+            "float32: gradients that leave the graph in a smaller type are float32 outputs.",
+            choices=("float32",),
+            metavar="TYPE",
+        ),
+    ] = None,
     autocast: options.DtypeBefore = None,
     telemetry: Annotated[
         str | None,
@@ -71,7 +79,12 @@ def scale(
     from graphscale.passes import AddTelemetry
 
     hints = {"--seed-edge": seed_edge, "--gradient": gradient, "--update": update, "--roles": roles, "--keep": keep}
-    more = {"--accept": accept, "--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None}
+    more = {
+        "--accept": accept,
+        "--expose-scaled-loss": expose_scaled_loss,
+        "--gradient-dtype": gradient_dtype,
+        "--telemetry": telemetry is not None,
+    }
     counting = None if telemetry is None else AddTelemetry.of(telemetry or True)
     if telemetry_every is not None:
         if counting is None or not counting.ranges:
@@ -98,6 +111,7 @@ def scale(
             force_roles=force_roles,
             accept=accept,
             expose_scaled_loss=expose_scaled_loss,
+            gradient_dtype=gradient_dtype,
             telemetry=counting or False,
             **common,
         )

@@ -145,18 +145,23 @@ class TestTheTable:
     def test_the_command_is_right(self, tmp_path: Path) -> None:
         path, scaled = saved(tmp_path, hidden_state_step()), tmp_path / "it's scaled.onnx"
         before = contents(tmp_path)
-        lines = ask_in_terminal("scale", path, "-o", scaled, "--loss-scale=1024", "--telemetry")
+        lines = ask_in_terminal("scale", path, "-o", scaled, "--loss-scale=torch", "--telemetry")
         assert contents(tmp_path) == before
         header, row = ([cell.strip() for cell in re.split("[┃│]", lines[i])] for i in (0, 2))
         assert header == ["output", "proposal", "why", "other candidates"]
-        assert row == ["h_next", "next value of h", "it depends on 'h', and so does a", "t, a metric"]
+        assert row == [
+            "h_next",
+            "next value of h",
+            "it depends on 'h', and so does a",
+            "t, a metric",
+        ]
         assert lines[-1].startswith("graphscale: nothing was written: ") and "--roles-out" in lines[-1]
         (command,) = (line.removeprefix(REMEDY) for line in lines if line.startswith(REMEDY))
         program, *words = shlex.split(command)
         assert program == "graphscale"
         succeed(tmp_path, *words)
         report = gs.inspect(scaled)
-        assert report.policy is not None and report.policy["config"] == {"loss_scale_value": 1024.0}
+        assert report.policy is not None and report.policy["config"]["initial_loss_scale"] == 65536
         assert {state.output for state in report.state} >= {"h_next"}
 
     def test_words_after_a_separator(self, tmp_path: Path) -> None:

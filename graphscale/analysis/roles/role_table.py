@@ -73,7 +73,7 @@ class RoleTable(Summary):
     """
 
     entries: tuple[RoleEntry, ...]
-    others: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
     def _summarize(self) -> tuple[str, Iterable[Row]]:
         roles: dict[Row, list[str]] = {}

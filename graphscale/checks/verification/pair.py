@@ -16,7 +16,7 @@ from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
 from graphscale.checks.translation.signatures import sign_nodes
-from graphscale.checks.translation.validation import Translation, find_scaled_loss, validate_translation
+from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.original import outline
@@ -236,6 +236,7 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     """Return the reason why a graph cannot be the scaled form of another, or None."""
     inputs = {value.name: value for value in scaled.inputs}
     outputs = {value.name: value for value in scaled.outputs}
+    widened = find_widened(scaled, original)
     # State that is written in place is no output of the scaled graph.
     missing = [value for value in original.outputs if value.name not in outputs]
     for value in original.inputs:
@@ -246,6 +247,8 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     for kind, values, others in (("input", original.inputs, inputs), ("output", original.outputs, outputs)):
         for value in values:
             other = others.get(value.name)
+            if kind == "output" and value.name in widened and other is not None:
+                value = ir.val(value.name, ir.DataType.FLOAT, value.shape)
             if other is not None and not same_type(other, value):
                 return f"its {kind} {value_label(other)} is {value_label(value)} in the original"
     return None
