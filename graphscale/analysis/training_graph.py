@@ -27,7 +27,16 @@ from graphscale.errors import (
     suggest,
 )
 from graphscale.flow.flat_graph import FlatGraph
-from graphscale.graph.values import Use, inputs_of, is_float, operands_of, subgraphs, value_label, values_by_name
+from graphscale.graph.values import (
+    Use,
+    inputs_of,
+    is_float,
+    is_scalar,
+    operands_of,
+    subgraphs,
+    value_label,
+    values_by_name,
+)
 from graphscale.operators import Trait, nodes_with
 from graphscale.process.stages import report_stage
 
@@ -117,6 +126,11 @@ def _finish(
     table = roles.table()
     if table.open and asking:
         raise ask(table)
+    updates, warnings = _updates(roles, named, answers), [*solution.coverage.warnings()]
+    if any(is_scalar(update.output) for update in updates):
+        from graphscale.analysis.own_tests import note_own_tests  # few steps test their gradients
+
+        warnings += note_own_tests(topology, plan, updates)
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,
@@ -127,11 +141,11 @@ def _finish(
         places=tuple(places),
         unscalings=tuple(sorted(plan.unscaled.values(), key=lambda u: topology.position(u.value))),
         roles=roles,
-        updates=_updates(roles, named, answers),
+        updates=updates,
         accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
         coverage=solution.coverage,
         degrees=plan.degrees(),
-        warnings=tuple(solution.coverage.warnings()),
+        warnings=tuple(warnings),
     )
 
 
