@@ -72,11 +72,8 @@ def test_a_note_for_a_part() -> None:
 
 def test_the_skip_state_of_multi_steps() -> None:
     """optax's `skip_not_finite` stores what it saw, for a log: nothing of it depends on its previous value."""
-    text = (
-        TEXT[: TEXT.index("   any_bad =")]
-        .replace("notfinite_count", "num_not_finite")
-        .replace("last_finite", "should_skip")
-    )
+    text = TEXT[: TEXT.index("   any_bad =")].replace("notfinite_count", "num_not_finite")
+    text = text.replace("last_finite", "should_skip")
     text = text.replace("int64 total_notfinite)", "int64 other)").replace(", int64 total_notfinite_next", "")
     text = text.replace("to: int = 1", "to: int = 7").replace("int64 unit", "int64 none_bad = {0}, int64 unit")
     model = parse(f"""{text}
@@ -97,8 +94,7 @@ def test_the_skip_state_of_multi_steps() -> None:
 @pytest.mark.parametrize("text", ["", "is_large = Greater (gw, most)"], ids=["no test", "a test of the size"])
 def test_no_note(text: str) -> None:
     """A clipping count depends on the size of gradients, which a skipped step does not have."""
-    compared = (
-        f"limit = Cast <to: int = 1> (most) {text.replace('most', 'limit')}" if text else "is_large = Not (last_finite)"
-    )
+    size = f"limit = Cast <to: int = 1> (most) {text.replace('most', 'limit')}"
+    compared = size if text else "is_large = Not (last_finite)"
     model = parse(COMPARED.replace("SIZE", f"{compared} is_bad = Identity (is_large)"))
     assert not notes(model)
