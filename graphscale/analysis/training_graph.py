@@ -11,6 +11,7 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_set import LossChoice, choose_losses
+from graphscale.analysis.remarks import make_remarks
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.role_table import Roles
@@ -31,7 +32,6 @@ from graphscale.graph.values import (
     Use,
     inputs_of,
     is_float,
-    is_scalar,
     operands_of,
     subgraphs,
     value_label,
@@ -127,10 +127,7 @@ def _finish(
     if table.open and asking:
         raise ask(table)
     updates, warnings = _updates(roles, named, answers), [*solution.coverage.warnings()]
-    if any(is_scalar(update.output) for update in updates):
-        from graphscale.analysis.own_tests import note_own_tests  # few steps test their gradients
-
-        warnings += note_own_tests(topology, plan, updates)
+    warnings += make_remarks(topology, plan, roles, updates)
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,

@@ -116,8 +116,7 @@ def _propose(step: Matched, doubts: Mapping[ir.Value, tuple[str, bool]]) -> dict
     for output in opened:
         row = possibilities(facts, output) | step.table.get(output, {})
         for value in (each for each in facts.inputs_like(output) if each not in taken):
-            is_excluded = outputs[output].pair is value and output in doubts and doubts[output][1]
-            if not is_excluded and _is_likely(step, output, value, row.get(value)):
+            if _is_likely(step, output, value, row.get(value), is_excluded=output in doubts and doubts[output][1]):
                 share, length = likeness(value, output)
                 is_named = step.pattern.get(output) is value
                 edges.append(((not is_named, nearness.distance(output, value), -share, -length), output, value))
@@ -136,19 +135,26 @@ def _propose(step: Matched, doubts: Mapping[ir.Value, tuple[str, bool]]) -> dict
     return found
 
 
-def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None) -> bool:
-    """Return whether a pair may be proposed."""
-    role = step.outputs[output].role
+def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None, is_excluded: bool) -> bool:
+    """Return whether a pair may be proposed for an output whose own pair may be out of the question."""
+    facts, role = step.facts, step.outputs[output].role
+    if step.outputs[output].pair is value and is_excluded:
+        return False
     if step.pattern.get(output) is value:
         return True
     if is_scalar(output) and len(step.pattern) > 1:
         return False  # the names of all other next values
     if role is Role.CONSTANT:
-        return step.facts.is_ignored(value) and not (is_float(value) and value.uses())
-    if role is Role.GRADIENT:
-        return step.facts.is_ignored(value)
-    is_possible = output in step.facts.behind_gradients or is_scalar(value)
-    return evidence is not None and (evidence.strength > Strength.TYPE or is_possible)
+        return facts.is_ignored(value) and not (is_float(value) and value.uses())
+    if role is Role.GRADIENT or facts.views(output)[-1] in facts.topology.losses:
+        return facts.is_ignored(value)
+    strength = Strength.TYPE if evidence is None else evidence.strength
+    if evidence is None or (strength is Strength.TYPE and value in facts.topology.forward):
+        return False
+    if is_excluded and step.pattern:  # a by-product, unlike all that is named
+        return strength > Strength.SHARE
+    is_possible = output in facts.behind_gradients or is_scalar(value) or likeness(value, output)[0] == 1
+    return strength > Strength.TYPE or is_possible
 
 
 def _answered(
