@@ -11,7 +11,6 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_set import LossChoice, choose_losses
-from graphscale.analysis.remarks import make_remarks
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.role_table import Roles
@@ -30,14 +29,17 @@ from graphscale.errors import (
 from graphscale.flow.flat_graph import FlatGraph
 from graphscale.graph.values import (
     Use,
+    constant_number,
     inputs_of,
     is_float,
+    is_scalar,
     operands_of,
     subgraphs,
+    uses_of,
     value_label,
     values_by_name,
 )
-from graphscale.operators import Trait, nodes_with
+from graphscale.operators import Trait, has_trait, nodes_with
 from graphscale.process.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -127,7 +129,10 @@ def _finish(
     if table.open and asking:
         raise ask(table)
     updates, warnings = _updates(roles, named, answers), [*solution.coverage.warnings()]
-    warnings += make_remarks(topology, plan, roles, updates)
+    if any(map(is_scalar, roles.inputs)) or any(map(_meets_number, plan.unscaled)):
+        from graphscale.analysis.remarks import make_remarks  # it is about numbers
+
+        warnings += make_remarks(topology, plan, roles, updates)
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,
@@ -144,6 +149,13 @@ def _finish(
         degrees=plan.degrees(),
         warnings=tuple(warnings),
     )
+
+
+def _meets_number(value: ir.Value) -> bool:
+    """Return whether a gradient, or a cast of it, is an operand beside a constant number."""
+    casts = [use.node.outputs[0] for use in uses_of(value) if has_trait(use.node, Trait.CAST)]
+    readers = (use.node for each in (value, *casts) for use in uses_of(each))
+    return any(constant_number(operand) is not None for node in readers for operand in inputs_of(node))
 
 
 def _refuse_held(gradients: set[ir.Value], topology: Topology, plan: Plan) -> None:

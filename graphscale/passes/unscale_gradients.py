@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
-from graphscale.analysis.report import Report
-from graphscale.analysis.roles.role_table import Role
 from graphscale.errors import GradientError
 from graphscale.graph.builder import Builder, behind, replace_reads
 from graphscale.graph.marks import UNSCALE_GRADIENTS
@@ -19,17 +17,11 @@ from graphscale.operators import attribute
 from graphscale.passes.scale_loss import ScaleLoss
 from graphscale.passes.step_pass import StepPass
 from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.process.summary import few
 from graphscale.step.training_step import UNSCALED, Quotient, Step
 
 __all__ = ["UnscaleGradients"]
 
 _SMALL = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
-# By whether the option was given.
-_REMEDIES = (
-    'gradient_dtype="float32" (--gradient-dtype float32) makes them float32 outputs',
-    "the graph computes them in float16 from unscaled gradients",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,30 +59,15 @@ class UnscaleGradients(StepPass):
     def apply(self, step: Step, build: Builder) -> Step:
         # If the scale enters at a gradient itself, its readers already read the product.
         pairs = ((each, step.products.get(each.value, each.value)) for each in step.unscalings)
-        widens = self.gradient_dtype is not None
-        report = _report_outputs(step, widens)
+        report, widens = step.report, self.gradient_dtype is not None
+        if any(value.dtype in _SMALL for value in step.graph.outputs):
+            from graphscale.passes.nodes.small_gradients import report_outputs  # few gradients leave so
+
+            direct = [each.value for each in step.unscalings if _leaves(each) and each.value.dtype in _SMALL]
+            report = report_outputs(step, direct, widens)
         quotients = tuple(_unscale(build, each, value, step.scale.value, widens) for each, value in pairs)
         step = dataclasses.replace(step, quotients=quotients, report=report, modified=bool(quotients))
         return dataclasses.replace(step, sums=_find_sums(step))
-
-
-def _report_outputs(step: Step, widens: bool) -> Report:
-    """Return the report of a step with the gradients that leave the graph in small types, or no longer do."""
-    assert step.report is not None
-    direct = [each.value for each in step.unscalings if _leaves(each) and each.value.dtype in _SMALL]
-    half = [output for output, each in step.roles.outputs.items() if each.role is Role.GRADIENT]
-    half = [value for value in half if value.dtype is ir.DataType.FLOAT16 and not (widens and value in direct)]
-    warnings, gradients = list[str](), step.report.gradients
-    if widens and direct:
-        names = {value.name for value in direct}
-        gradients = tuple(dataclasses.replace(g, dtype="FLOAT") if g.value in names else g for g in gradients)
-        warnings.append(f"the gradients {few(sorted(filter(None, names)))} are float32 outputs, unlike in the original")
-    if half:
-        warnings.append(
-            f"the gradients {few([value.name for value in half])} leave the graph in float16, where what is below 6e-8 "
-            f"is 0 without the loss scale: {_REMEDIES[widens]}"
-        )
-    return dataclasses.replace(step.report, gradients=gradients, warnings=(*step.report.warnings, *warnings))
 
 
 def _leaves(unscale: Unscaling) -> bool:
