@@ -149,12 +149,8 @@ class TestTheTable:
         assert contents(tmp_path) == before
         header, row = ([cell.strip() for cell in re.split("[┃│]", lines[i])] for i in (0, 2))
         assert header == ["output", "proposal", "why", "other candidates"]
-        assert row == [
-            "h_next",
-            "next value of h",
-            "it depends on 'h', and so does a",
-            "t, a metric",
-        ]
+        assert row[:2] == ["h_next", "next value of h"] and row[3] == "t, a metric"
+        assert row[2].startswith("it depends on 'h', and so does a")  # a narrow terminal folds the rest
         assert lines[-1].startswith("graphscale: nothing was written: ") and "--roles-out" in lines[-1]
         (command,) = (line.removeprefix(REMEDY) for line in lines if line.startswith(REMEDY))
         program, *words = shlex.split(command)
