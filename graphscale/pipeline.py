@@ -92,8 +92,10 @@ def scale(
     roles: Any = None,
     keep: Sequence[str] | None = None,
     force_roles: bool = False,
+    accept: bool = False,
     skip_nonfinite: bool = False,
     expose_scaled_loss: bool = False,
+    gradient_dtype: str | None = None,
     telemetry: bool | str | passes.AddTelemetry = False,
     autocast: str | passes.Autocast | None = None,
 ) -> ScaledModel:
@@ -105,13 +107,17 @@ def scale(
         loss: the name of the loss; None to find it among the scalar floating-point outputs.
         seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients, where the optimizer begins.
-        updates: `{output name: input name}` for carried state that the analysis cannot pair.
+        updates: `{output name: input name}` for carried state that the analysis cannot pair; `{"{}_next": "{}"}` pairs
+            all outputs and inputs of such names.
         target: the runtime that executes the graph, one of `graphscale.targets.TARGETS`.
         roles: answers about roles: the content of a roles file (see docs/concepts/roles.md), or None.
         keep: outputs among the carried state that advance on skipped steps, too.
         force_roles: accept the answers even where the graph contradicts them.
+        accept: take the proposals for all outputs whose roles are open; the report names them.
         skip_nonfinite: check and guard the step for a fixed loss scale as well, unlike TensorFlow.
         expose_scaled_loss: append the output `scaled_loss`.
+        gradient_dtype: "float32" for float32 outputs in place of gradients that leave the graph in a smaller type;
+            unscaled, small numbers are zero there.
         telemetry: count steps and skips in the carried state, and report the cause of a skip, the first gradient that
             was not finite, and the share of gradient elements that are zero. "ranges" also measures each gradient in
             every 100th step: its largest magnitude, and its shares of zeros and of elements that are not finite;
@@ -124,12 +130,12 @@ def scale(
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
     """
     policy, counting = get_policy(loss_scale), None if telemetry is False else passes.AddTelemetry.of(telemetry)
-    chosen = get_target(target)
+    chosen, unscale = get_target(target), passes.UnscaleGradients(gradient_dtype)
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
     check_versions(work, chosen)
     nodes_before = len(work.graph)
-    answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
+    answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles, accepted=accept)
     hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
         warnings = [*prepare(work, hints), *advise(work, chosen)]
@@ -144,7 +150,8 @@ def scale(
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
-        step = run_rewrite(work, hints, scale_loss, *([] if counting is None else [counting]))
+        optional = [unscale, *([] if counting is None else [counting])]
+        step = run_rewrite(work, hints, scale_loss, *optional)
         if mixed is not None and not isinstance(autocast, str | None):
             autocast.report = mixed.report
         with_mark = list(_marked_nodes(work.graph))
@@ -348,7 +355,8 @@ def make_stamp(report: Report, names: dict[str, str]) -> Stamp:
     """Return the metadata of a scaled model, from its complete report and the names of its values by their role."""
     states = {state.input: state.output for state in report.state if state.output is not None}
     release, policy, target = version("graphscale"), report.policy or {}, report.target or ""
-    return Stamp(release, policy, states, target, names, report.to_dict())
+    accepted = [entry.name for entry in RoleTable(report.roles).accepted]
+    return Stamp(release, policy, states, target, names, report.to_dict(), accepted=accepted)
 
 
 def _checked_names(step: Step) -> list[str]:

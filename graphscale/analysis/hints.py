@@ -28,7 +28,8 @@ class Hints:
         loss: the name of the loss; None to find it among the scalar floating-point outputs.
         seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients: the scale comes out there.
-        updates: `{output name: input name}` for carried state that the analysis cannot pair.
+        updates: `{output name: input name}` for carried state that the analysis cannot pair. A pattern, with one `{}`
+            in both names, pairs each output and input that it names.
         roles: answers about roles, or the content of a roles file, or None.
     """
 
@@ -66,8 +67,18 @@ class Hints:
 
         Raises:
             RolesError: two answers contradict each other, or a statement has another form.
+            UpdateError: a pattern names no pair, or two patterns name different ones.
         """
-        return dataclasses.replace(self, roles=self.answers.complete(read_stated_roles(model), self.gradients))
+        pairs, patterns = dict(self.updates or {}), dict[str, str]()
+        if any("{}" in str(name) for name in pairs):
+            from graphscale.analysis.name_patterns import expand_patterns  # few users name one
+
+            pairs, patterns = expand_patterns(model.graph, pairs)
+        answers = dataclasses.replace(self, updates=pairs).answers
+        answers = dataclasses.replace(answers, sources={**answers.sources, **patterns})
+        return dataclasses.replace(
+            self, updates=pairs, roles=answers.complete(read_stated_roles(model), self.gradients)
+        )
 
     @staticmethod
     def of(options: Any) -> Hints:

@@ -326,7 +326,7 @@ def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
     A next weight is such a value, unlike the seed of a second loss, which reads the moved weight.
     """
     topology, unscaled = solver.topology, solver.plan.unscaled
-    behind = topology.descendants(unscaled)
+    behind = topology.descendants(unscaled.keys())
     ends = {value.producer() for value in unscaled}
     losses = topology.tail | topology.targets
 

@@ -20,14 +20,26 @@ from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
 from graphscale.errors import (
     GradientError,
+    LossError,
     RolesError,
     SeedNotFoundError,
     UpdateError,
     suggest,
 )
 from graphscale.flow.flat_graph import FlatGraph
-from graphscale.graph.values import Use, inputs_of, is_float, operands_of, subgraphs, value_label, values_by_name
-from graphscale.operators import Trait, nodes_with
+from graphscale.graph.values import (
+    Use,
+    constant_number,
+    inputs_of,
+    is_float,
+    is_scalar,
+    operands_of,
+    subgraphs,
+    uses_of,
+    value_label,
+    values_by_name,
+)
+from graphscale.operators import Trait, has_trait, nodes_with
 from graphscale.process.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -68,7 +80,14 @@ def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], aski
 
         refuse_losses(FlatGraph(graph))
     held = find_held_initializers(graph)
-    choice = choose_losses(candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses)
+    try:
+        choice = choose_losses(
+            candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses
+        )
+    except (LossError, SeedNotFoundError) as error:
+        if answers.accepted:
+            raise type(error)(f"{error}; there is no proposal for the loss that --accept could take") from error
+        raise
     return _finish(graph, choice, named, set(chosen), answers, asking)
 
 
@@ -97,6 +116,8 @@ def _finish(
         losses = {v: roles.outputs[v] for v in topology.losses}
         doubted = {v: dataclasses.replace(each, evidence=choice.how, certain=False) for v, each in losses.items()}
         roles = dataclasses.replace(roles, outputs={**roles.outputs, **doubted})
+    if answers.accepted:
+        roles = roles.accept()
     states = {output.name for output in roles.states()}
     for name in answers.kept:
         if name not in states:
@@ -107,6 +128,11 @@ def _finish(
     table = roles.table()
     if table.open and asking:
         raise ask(table)
+    updates, warnings = _updates(roles, named, answers), [*solution.coverage.warnings(), *choice.warnings]
+    if any(map(is_scalar, roles.inputs)) or any(map(_meets_number, plan.unscaled)):
+        from graphscale.analysis.remarks import make_remarks  # it is about numbers
+
+        warnings += make_remarks(topology, plan, roles, updates)
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,
@@ -117,12 +143,19 @@ def _finish(
         places=tuple(places),
         unscalings=tuple(sorted(plan.unscaled.values(), key=lambda u: topology.position(u.value))),
         roles=roles,
-        updates=_updates(roles, named, answers),
+        updates=updates,
         accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
         coverage=solution.coverage,
         degrees=plan.degrees(),
-        warnings=(*solution.coverage.warnings(), *choice.warnings),
+        warnings=tuple(warnings),
     )
+
+
+def _meets_number(value: ir.Value) -> bool:
+    """Return whether a gradient, or a cast of it, is an operand beside a constant number."""
+    casts = [use.node.outputs[0] for use in uses_of(value) if has_trait(use.node, Trait.CAST)]
+    readers = (use.node for each in (value, *casts) for use in uses_of(each))
+    return any(constant_number(operand) is not None for node in readers for operand in inputs_of(node))
 
 
 def _refuse_held(gradients: set[ir.Value], topology: Topology, plan: Plan) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "BUCKET_SIZE",
     "GENERAL",
     "LIMITS",
+    "Accept",
     "AlsoScale",
     "Dim",
     "DryRun",
@@ -107,13 +108,17 @@ ModelPath = Annotated[Path, argument("An ONNX training graph.")]
 Loss = Annotated[str | None, _roles("The loss.", metavar="NAME")]
 SeedEdge = Annotated[str | None, _roles("The input of a node where the scale enters.", metavar="NODE:INDEX")]
 Gradient = Annotated[list[str] | None, _roles("A value that is a gradient. Repeatable.", metavar="NAME")]
-Update = Annotated[list[str] | None, _roles("Output OUT is the next value of input IN. Repeatable.", metavar="OUT=IN")]
+Update = Annotated[
+    list[str] | None,
+    _roles("Output OUT is the next value of input IN. {}_next={} pairs all. Repeatable.", metavar="OUT=IN"),
+]
 RolesFile = Annotated[Path | None, _roles("The roles of outputs, from inspect --roles-out.", metavar="FILE.json")]
 EachNode = Annotated[
     bool, option("With --html: draw each node, however large the drawing becomes.", rich_help_panel="Output")
 ]
 Keep = Annotated[list[str] | None, _roles("This state advances on skipped steps, too. Repeatable.", metavar="OUT")]
 ForceRoles = Annotated[bool, _roles("Accept named roles even against the graph.")]
+Accept = Annotated[bool, _roles("Take the proposals for open roles.")]
 Dim = Annotated[list[str] | None, option("The size of a symbolic axis. Repeatable.", metavar="NAME=SIZE")]
 Feeds = Annotated[Path | None, option("Arrays for inputs, by name. Default: random ones.", metavar="FILE.npz")]
 RandomSeed = Annotated[int, option("The random seed.", min=0)]

@@ -14,6 +14,7 @@ import typer
 
 from graphscale.cli.display import Display, showing
 from graphscale.cli.options import LIMITS, Force, Json, Quiet, Verbose, option
+from graphscale.cli.question import showing_questions
 from graphscale.cli.show import Amount, make_console, printing
 from graphscale.files.descriptors import STDOUT
 from graphscale.files.limits import Limits, limiting
@@ -64,6 +65,7 @@ def protect(command: Callable[..., Any]) -> Callable[..., Any]:
             stderr = make_console(stderr=True)
             if not stderr.quiet:
                 stack.enter_context(showing(Display(stderr)))
+            stack.enter_context(showing_questions("accept" in signature.parameters))
             return command(**given)
 
     kind = inspect.Parameter.KEYWORD_ONLY

@@ -11,7 +11,7 @@ import typer
 
 from graphscale.cli import options
 from graphscale.cli.options import option, output_path
-from graphscale.cli.show import show_summary
+from graphscale.cli.show import say, show_summary
 
 __all__ = ["scale"]
 
@@ -34,8 +34,17 @@ def scale(
     roles: options.RolesFile = None,
     keep: options.Keep = None,
     force_roles: options.ForceRoles = False,
+    accept: options.Accept = False,
     skip_nonfinite: Annotated[bool, _policy("Check and guard the step for a fixed scale as well.")] = False,
     expose_scaled_loss: Annotated[bool, option("Append the output scaled_loss.")] = False,
+    gradient_dtype: Annotated[
+        str | None,
+        option(
+            "float32: gradients that leave the graph in a smaller type are float32 outputs.",
+            choices=("float32",),
+            metavar="TYPE",
+        ),
+    ] = None,
     autocast: options.DtypeBefore = None,
     telemetry: Annotated[
         str | None,
@@ -65,11 +74,17 @@ def scale(
         graphscale scale artifacts -o scaled_artifacts
     """
     from graphscale import pipeline
+    from graphscale.analysis.roles.role_table import RoleTable
     from graphscale.ort.artifacts.scale_folder import scale_artifacts
     from graphscale.passes import AddTelemetry
 
     hints = {"--seed-edge": seed_edge, "--gradient": gradient, "--update": update, "--roles": roles, "--keep": keep}
-    more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None}
+    more = {
+        "--accept": accept,
+        "--expose-scaled-loss": expose_scaled_loss,
+        "--gradient-dtype": gradient_dtype,
+        "--telemetry": telemetry is not None,
+    }
     counting = None if telemetry is None else AddTelemetry.of(telemetry or True)
     if telemetry_every is not None:
         if counting is None or not counting.ranges:
@@ -94,7 +109,9 @@ def scale(
             roles=options.read_roles(roles),
             keep=keep,
             force_roles=force_roles,
+            accept=accept,
             expose_scaled_loss=expose_scaled_loss,
+            gradient_dtype=gradient_dtype,
             telemetry=counting or False,
             **common,
         )
@@ -102,3 +119,5 @@ def scale(
         if output is not None and not dry_run:
             result.save(output)
     show_summary(report, f"{model} scaled" + (" (dry run)" if dry_run else f" -> {output}"))
+    for entry in RoleTable(report.roles).accepted:
+        say(f"{entry.name}: {entry}")

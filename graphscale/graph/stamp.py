@@ -31,7 +31,7 @@ _DOMAIN = "graphscale"
 _PASSES = (SCALE_LOSS, UNSCALE_GRADIENTS)
 _NAMES = tuple(f"graphscale/{name}/" for name in _PASSES)
 # Fields that most stamps lack, with their defaults.
-_OPTIONAL = {"telemetry": "{}", "in_place": "[]"}
+_OPTIONAL = {"telemetry": "{}", "in_place": "[]", "accepted": "[]"}
 _MOST = 2**53  # far below the overflow of an integer count
 
 
@@ -51,6 +51,7 @@ class Stamp:
             offender; `ranges`, if measured: `{"every": steps}`; `activations`, if checked: the names of values of the
             forward pass, in the order of the index; else empty.
         in_place: the carried inputs whose next value a host may write over the present one: both in one buffer.
+        accepted: the outputs whose roles were open, and whose proposals the user accepted.
     """
 
     version: str
@@ -61,6 +62,7 @@ class Stamp:
     report: dict[str, Any]
     telemetry: dict[str, Any] = dataclasses.field(default_factory=dict)
     in_place: list[str] = dataclasses.field(default_factory=list)
+    accepted: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def carried(self) -> frozenset[str]:
@@ -200,7 +202,7 @@ def _wrong_field(stamp: Stamp) -> str | None:
     if type(every) is not int or not 1 <= every <= 2**24:
         return "telemetry"
     told = [("telemetry", stamp.telemetry.get(kind, [])) for kind in ("gradients", "activations")]
-    for field, names in (*told, ("in_place", stamp.in_place)):
+    for field, names in (*told, ("in_place", stamp.in_place), ("accepted", stamp.accepted)):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             return field
     return None

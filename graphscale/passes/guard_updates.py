@@ -7,6 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from graphscale.analysis.updates import Update
+from graphscale.errors import UnsupportedModelError
 from graphscale.flow.outcome import is_reset
 from graphscale.graph.builder import Builder
 from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
@@ -98,6 +99,11 @@ def _old_value(new: ir.Value, state: ir.Value) -> ir.Value:
 
 def _select(build: Builder, applies: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:
     """Add a select of `new` if the step is applied, else `old`; in a wider type where `Where` has no kernel."""
+    if isinstance(new.type, ir.SequenceType):
+        raise UnsupportedModelError(
+            f"the state {old.name!r} is a sequence of tensors, and no operator selects between two sequences on a step "
+            "that may be skipped; export the step with an input and an output for each tensor"
+        )
     dtype = dtype_of(new)
     wide = _WIDER.get(dtype, dtype)
     if wide is dtype:

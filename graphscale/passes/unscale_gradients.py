@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
+from graphscale.errors import GradientError
 from graphscale.graph.builder import Builder, behind, replace_reads
 from graphscale.graph.marks import UNSCALE_GRADIENTS
 from graphscale.graph.types import dtype_of
@@ -20,6 +21,8 @@ from graphscale.step.training_step import UNSCALED, Quotient, Step
 
 __all__ = ["UnscaleGradients"]
 
+_SMALL = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
+
 
 @dataclasses.dataclass(frozen=True)
 class UnscaleGradients(StepPass):
@@ -30,18 +33,46 @@ class UnscaleGradients(StepPass):
 
     A float16 gradient is unscaled in float32, where its smallest elements do not underflow. A reader that casts it to
     float32 gets the float32 quotient; other readers get the quotient in float16.
+
+    Attributes:
+        gradient_dtype: "float32" for gradients of smaller types that leave the graph as float32 quotients; None to keep
+            their types.
     """
 
     name = UNSCALE_GRADIENTS
     sign = "÷S"
     after = ScaleLoss
 
+    gradient_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse other types.
+
+        Raises:
+            GradientError: the type is another one.
+        """
+        if self.gradient_dtype not in (None, "float32"):
+            raise GradientError(
+                f'gradient_dtype is "float32", or None for the types as they are; got {self.gradient_dtype!r}'
+            )
+
     def apply(self, step: Step, build: Builder) -> Step:
         # If the scale enters at a gradient itself, its readers already read the product.
         pairs = ((each, step.products.get(each.value, each.value)) for each in step.unscalings)
-        quotients = tuple(_unscale(build, each, value, step.scale.value) for each, value in pairs)
-        step = dataclasses.replace(step, quotients=quotients, modified=bool(quotients))
+        report, widens = step.report, self.gradient_dtype is not None
+        if any(value.dtype in _SMALL for value in step.graph.outputs):
+            from graphscale.passes.nodes.small_gradients import report_outputs  # few gradients leave so
+
+            direct = [each.value for each in step.unscalings if _leaves(each) and each.value.dtype in _SMALL]
+            report = report_outputs(step, direct, widens)
+        quotients = tuple(_unscale(build, each, value, step.scale.value, widens) for each, value in pairs)
+        step = dataclasses.replace(step, quotients=quotients, report=report, modified=bool(quotients))
         return dataclasses.replace(step, sums=_find_sums(step))
+
+
+def _leaves(unscale: Unscaling) -> bool:
+    """Return whether an output is the quotient of a gradient."""
+    return unscale.value.is_graph_output() and (unscale.everywhere or unscale.output)
 
 
 def _find_sums(step: Step) -> tuple[ir.Value, ...]:
@@ -63,11 +94,12 @@ def _find_sums(step: Step) -> tuple[ir.Value, ...]:
     return tuple(find_narrow_sums(nodes, step.checked, exact, [step.loss], step.states))
 
 
-def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value) -> Quotient:
+def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value, widens: bool) -> Quotient:
     name = unscale.value.name or ""
     dtype = dtype_of(value)
     uses = [use for use in uses_of(value) if unscale.covers(use)]
     is_output = value.is_graph_output() and (unscale.everywhere or unscale.output)
+    widens &= is_output and dtype in _SMALL
     wide = ir.DataType.DOUBLE if dtype is ir.DataType.DOUBLE else ir.DataType.FLOAT
     dividend, divisor = value, scale
     if dtype is not wide:
@@ -76,9 +108,11 @@ def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Valu
         divisor = build.cast(scale, wide, name=f"{scale.name}.wide", at=behind(dividend))
     at = behind(dividend if divisor is scale else divisor)
     quotient = build.op("Div", [dividend, divisor], name=f"{name}{UNSCALED}", like=value, dtype=wide, at=at)
-    result = _hand_out(build, value, quotient, uses, is_output)
+    result = _hand_out(build, value, quotient, uses, is_output and not widens)
     if is_output:
-        build.editor.take_over_output(value, result, "scaled")
+        build.editor.take_over_output(value, quotient if widens else result, "scaled")
+    if widens:
+        quotient.type = ir.TensorType(wide)
     wholes = tuple(sorted(unscale.wholes, key=lambda whole: whole.name or ""))
     only_a_share = len(wholes) == 1 and not is_output and _leads_only_to(uses, wholes[0])
     return Quotient(name, quotient, wholes if only_a_share else (quotient, *wholes))

@@ -22,6 +22,7 @@ from graphscale.graph.stamp import SPLIT_KEY, Stamp
 from graphscale.passes import AddTelemetry
 from graphscale.passes.lower_precision import AUTOCAST_KEY
 from graphscale.policy.names import RESULTS, STATES
+from tests.analysis.roles.steps import hidden_state_step
 from tests.conftest import MODELS, ROOT
 
 pytestmark = pytest.mark.static
@@ -51,6 +52,7 @@ def files() -> Iterator[tuple[str, dict[str, str]]]:
         "fused": gs.fuse(MODELS / "ort" / "artifacts" / "digits_adamw").model,
         "cast": gs.autocast(STEP, "bfloat16", emulate=True, allow=["Tanh"]).model,
         "gradients": gs.split(gs.scale(STEP, POLICY)).gradients[0],
+        "accepted": gs.scale(ir.from_proto(hidden_state_step()), accept=True).model,
         "update": gs.split(gs.scale(STEP, POLICY)).update,
     }
     for kind, model in made.items():

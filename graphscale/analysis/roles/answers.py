@@ -22,6 +22,7 @@ _FIELDS = {
     "kept": "outputs among the states that advance on skipped steps, too",
 }
 _LISTS = ("losses", "gradients", "metrics", "kept")
+_MOST_LISTED = 5  # outputs in a message
 _OPEN = "outputs in question: correct them above; this list is not read"
 
 
@@ -36,7 +37,9 @@ class Answers:
         metrics: the outputs that no later step reads.
         kept: the outputs among the states that advance on skipped steps, too.
         forced: True if the answers hold even against the graph; those with a source never do.
-        sources: for each output whose role the model states, the place of the statement.
+        accepted: True if the proposals hold for all outputs that are left open.
+        sources: for each output whose role the model states, the place of the statement; for each output that a
+            pattern names, the pattern as an option.
         file: the roles file as an option, such as "--roles roles.json", for messages; empty for none.
         filed: the names in that file.
     """
@@ -47,6 +50,7 @@ class Answers:
     metrics: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     forced: bool = False
+    accepted: bool = False
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     file: str = ""
     filed: frozenset[str] = frozenset()
@@ -98,6 +102,7 @@ class Answers:
         states: Mapping[str, str] | None = None,
         kept: Iterable[str] = (),
         forced: bool = False,
+        accepted: bool = False,
     ) -> Answers:
         """Return the answers with single names added; gradients are places, and may be next states as well.
 
@@ -116,6 +121,7 @@ class Answers:
             states={**self.states, **(states or {})},
             kept=tuple(dict.fromkeys((*self.kept, *kept))),
             forced=self.forced or forced,
+            accepted=self.accepted or accepted,
         )
         merged.refuse_doubles("roles")
         places = tuple(dict.fromkeys((*self.gradients, *gradients)))
@@ -220,9 +226,10 @@ def ask(table: RoleTable) -> RolesError:
     """Return the question about all open outputs of a table."""
     count = len(table.open)
     what = "one output has" if count == 1 else f"{count} outputs have"
-    listed = "; ".join(f"{entry.name!r}: {entry}" for entry in table.open)
+    listed = "; ".join(f"{entry.name!r}: {entry}" for entry in table.open[:_MOST_LISTED])
+    more = f"; and {count - _MOST_LISTED} more" if count > _MOST_LISTED else ""
     return RolesError(
-        f"{what} no certain role: {listed}. Write all roles with graphscale inspect MODEL --roles-out FILE.json, "
-        "correct them, and pass them with --roles FILE.json",
+        f"{what} no certain role: {listed}{more}. Take the proposals with graphscale scale --accept, or write all "
+        "roles with graphscale inspect MODEL --roles-out FILE.json, correct them, and pass them with --roles FILE.json",
         table,
     )

@@ -122,8 +122,7 @@ def _propose(
         known = rows.get(output, {}) if outputs[output].pair is None else step.table.row(output)
         row = possibilities(facts, output) | known
         for value in (each for each in facts.inputs_like(output) if each not in taken):
-            is_excluded = outputs[output].pair is value and output in doubts and doubts[output][1]
-            if not is_excluded and _is_likely(step, output, value, row.get(value)):
+            if _is_likely(step, output, value, row.get(value), is_excluded=output in doubts and doubts[output][1]):
                 share, length = likeness(value, output)
                 is_named = step.pattern.get(output) is value
                 edges.append(((not is_named, nearness.distance(output, value), -share, -length), output, value))
@@ -142,19 +141,29 @@ def _propose(
     return found
 
 
-def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None) -> bool:
-    """Return whether a pair may be proposed."""
-    role = step.outputs[output].role
+def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None, is_excluded: bool) -> bool:
+    """Return whether a pair may be proposed for an output whose own pair may be out of the question."""
+    facts, role = step.facts, step.outputs[output].role
+    if step.outputs[output].pair is value and is_excluded:
+        return False
     if step.pattern.get(output) is value:
         return True
     if is_scalar(output) and len(step.pattern) > 1:
         return False  # the names of all other next values
     if role is Role.CONSTANT:
-        return step.facts.is_ignored(value) and not (is_float(value) and value.uses())
-    if role is Role.GRADIENT:
-        return step.facts.is_ignored(value)
-    is_possible = output in step.facts.behind_gradients or is_scalar(value)
-    return evidence is not None and (evidence.strength > Strength.TYPE or is_possible)
+        return facts.is_ignored(value) and not (is_float(value) and value.uses())
+    if role is Role.GRADIENT or facts.views(output)[-1] in facts.topology.losses:
+        return facts.is_ignored(value)
+    strength = Strength.TYPE if evidence is None else evidence.strength
+    if evidence is None or (strength is Strength.TYPE and value in facts.topology.forward):
+        return False
+    if is_excluded and step.pattern:  # a by-product, unlike all that is named
+        return strength > Strength.SHARE
+    if strength > Strength.TYPE or output in facts.behind_gradients or is_scalar(value):
+        return True
+    from graphscale.analysis.roles.nearness import likeness
+
+    return likeness(value, output)[0] == 1
 
 
 def _answered(
@@ -178,6 +187,7 @@ def _answered(
                 raise RolesError(f"{where}: the graph has no output {name!r}{hint}")
             found[outputs[name]] = Assigned(role, answers.evidence(name))
     found |= {update.output: Assigned(Role.STATE, update.how, update.input) for update in named}
+    _refuse_patterns(facts, gradients, named, answers)
     # An average may contain the weight whose next value it is named to be.
     confirmed = {u.input for u in named if facts.held(u.output).get(u.input, 0.0) >= NEXT_STATE}
     shared = {u.input for u in named if u.input in facts.held_possibly(u.output)}
@@ -199,6 +209,22 @@ def _answered(
     places = [o for o in facts.outputs if o in chosen and o not in found]
     places = [o for o in places if not gradients.met(o)]
     return found | {output: Assigned(Role.GRADIENT, answers.evidence(output.name)) for output in places}
+
+
+def _refuse_patterns(facts: Facts, gradients: Gradients, named: Sequence[Update], answers: Answers) -> None:
+    """Refuse a pair that a pattern of names makes of an output that is a metric by the graph alone.
+
+    Raises:
+        RolesError: the output is one.
+    """
+    for update in named:
+        source = answers.sources.get(update.output.name or "", "")
+        fixed = fixed_role(facts, gradients, update.output) if source.startswith("--update") else None
+        if fixed is not None and fixed.role is Role.METRIC:
+            raise RolesError(
+                f"{source}: output {value_label(update.output)} is named the next value of {update.input.name!r}, but "
+                f"{fixed.evidence}; if it is one, name this pair alone"
+            )
 
 
 def _contradicting(facts: Facts, output: ir.Value, answer: Assigned, confirmed: set[ir.Value]) -> ir.Value | None:

@@ -16,6 +16,8 @@ from graphscale.analysis.roles.facts import Facts
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import NEXT_STATE, ByType, find_coefficients, same_type
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
+from graphscale.graph.walks import source_by_trait
+from graphscale.operators import Trait
 
 __all__ = ["Matched", "doubt"]
 
@@ -197,9 +199,30 @@ def _changed_batches(step: Matched) -> Iterator[_Doubt]:
         is_tensor = is_float(value) and not is_scalar(value) and step.facts.copied_input(output) is not value
         if is_tensor and value in topology.forward and output not in step.facts.behind_gradients:
             others = [v for v in step.facts.dependence.of(output) if v is not value and not is_scalar(v)]
-            is_read, is_mixed = output in topology.forward, any(map(ir.Value.is_graph_input, others))
+            is_read, is_mixed = _is_read(step.facts, output), any(map(ir.Value.is_graph_input, others))
             if not others or (is_read and not carried.issuperset(others)):
-                yield output, f"it may be {value.name!r}, a batch, as the network reads it", is_read and not is_mixed
+                is_excluded = is_read and (not is_mixed or _is_compared(step.facts, output, value, others))
+                yield output, f"it may be {value.name!r}, a batch, as the network reads it", is_excluded
+
+
+def _is_compared(facts: Facts, output: ir.Value, value: ir.Value, others: list[ir.Value]) -> bool:
+    """Return whether an output is a target, plus or minus activations: a residual, or a temporal difference.
+
+    A target has an example for each one of another input.
+    """
+    if abs(facts.held(output).get(value, 0.0)) != 1 or not facts.topology.late_inputs(value) or not value.shape:
+        return False
+    return any(v.shape and v.shape[0] == value.shape[0] and not same_type(v, value) for v in others)
+
+
+def _is_read(facts: Facts, output: ir.Value) -> bool:
+    """Return whether the loss reads an output, its negative, or the difference in the other order."""
+    source = source_by_trait(output, Trait.EXACT)
+    node, forward = source.producer(), facts.topology.forward
+    if node is None or source in forward:
+        return source in forward
+    others = facts.topology.consumers(node.inputs[0]) if node.op_type == "Sub" and node.inputs[0] is not None else ()
+    return any(other.outputs[0] in forward and [*other.inputs] == [*node.inputs][::-1] for other in others)
 
 
 def _surplus_gradients(step: Matched) -> Iterator[_Doubt]:
@@ -247,6 +270,15 @@ def _weak(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it depends on {value.name!r}, and so does a prediction", False
 
 
+def _repeated_losses(step: Matched) -> Iterator[_Doubt]:
+    """Doubt a loss that is an output twice, where no names say more: the loss of the last step may be fed."""
+    facts, losses = step.facts, step.facts.topology.losses
+    for output, assigned in step.outputs.items() if not step.pattern else ():
+        if assigned.role is Role.METRIC and not assigned.is_named and facts.views(output)[-1] in losses:
+            for value in [v for v in step.left_like(output) if v.is_graph_input()][:1]:
+                yield output, f"it is the loss again, and {value.name!r} has its type", False
+
+
 def _doubtful_gradients(step: Matched) -> Iterator[_Doubt]:
     """Doubt the sum of a gradient and an unknown share of a value, or their product, where no weight is updated."""
     facts, gradients = step.facts, step.gradients
@@ -269,5 +301,6 @@ _BY_CONTENT = (
     _surplus_constants,
     _numbers,
     _doubtful_gradients,
+    _repeated_losses,
     _weak,
 )

@@ -9,14 +9,17 @@ from typing import Any
 
 import onnx_ir as ir
 
+from graphscale.analysis.updates import same_type
 from graphscale.process.summary import Row, Summary, few
 
-__all__ = ["NAMED", "STATED", "Assigned", "Role", "RoleEntry", "RoleTable", "Roles"]
+__all__ = ["ACCEPTED", "NAMED", "STATED", "Assigned", "Role", "RoleEntry", "RoleTable", "Roles"]
 
 # The evidence of a role that the user names.
 NAMED = "named"
 # The beginning of the evidence of a role that the model states.
 STATED = "stated by "
+# The beginning of the evidence of a proposal that the user accepts.
+ACCEPTED = "accepted: "
 
 
 class Role(enum.Enum):
@@ -66,9 +69,11 @@ class RoleTable(Summary):
 
     Attributes:
         entries: the entries of inputs, then those of outputs, in the graph's order.
+        others: for each open output, the further inputs of its type without a certain next value.
     """
 
     entries: tuple[RoleEntry, ...]
+    others: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
     def _summarize(self) -> tuple[str, Iterable[Row]]:
         roles: dict[Row, list[str]] = {}
@@ -86,6 +91,11 @@ class RoleTable(Summary):
     def open(self) -> tuple[RoleEntry, ...]:
         """The outputs with a proposal as their role."""
         return tuple(entry for entry in self.entries if entry.kind == "output" and not entry.certain)
+
+    @property
+    def accepted(self) -> tuple[RoleEntry, ...]:
+        """The outputs whose proposal the user accepted."""
+        return tuple(e for e in self.entries if e.kind == "output" and e.evidence.startswith(ACCEPTED))
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the table as plain dicts."""
@@ -125,6 +135,20 @@ class Roles:
         """Return `{output: input}` of the certain carried state."""
         return {o: each.pair for o, each in self.outputs.items() if each.pair is not None and each.certain}
 
+    def accept(self) -> Roles:
+        """Return the roles with all proposals as certain roles, whose evidence says that they were accepted."""
+
+        def accept(each: Assigned) -> Assigned:
+            return each if each.certain else dataclasses.replace(each, evidence=ACCEPTED + each.evidence, certain=True)
+
+        inputs, outputs = ({v: accept(each) for v, each in values.items()} for values in (self.inputs, self.outputs))
+        return Roles(inputs, outputs)
+
+    def _others(self, output: ir.Value) -> tuple[str, ...]:
+        """Return the names of the inputs of an open output's type that have no certain next value, but its proposal."""
+        free = (v for v, each in self.inputs.items() if each.pair is None or not each.certain)
+        return tuple(v.name or "" for v in free if same_type(output, v) and v is not self.outputs[output].pair)
+
     def table(self) -> RoleTable:
         """Return the table, by the present names of the values."""
         kinds = (("input", self.inputs), ("output", self.outputs))
@@ -140,5 +164,6 @@ class Roles:
                 )
                 for kind, values in kinds
                 for value, each in values.items()
-            )
+            ),
+            {value.name or "": self._others(value) for value, each in self.outputs.items() if not each.certain},
         )

@@ -231,6 +231,10 @@ GS607 warning float16-state: Weights or moments are carried in float16 or bfloat
 An update below half a unit in the last place is lost: at 1.0 that is all below 0.0005 in float16 and 0.004 in \
 bfloat16. Second moments underflow.
 Carry float32 master weights and moments, and cast for the forward pass.
+
+GS608 warning float16-gradient-output: An unscaled gradient leaves the graph in float16
+What the loss scale saved from becoming zero becomes zero on the way out: all below 6e-8.
+Give out float32: graphscale scale MODEL -o OUT --gradient-dtype float32.
 """
 
 

@@ -1,4 +1,4 @@
-"""Rules on precision: GS601 to GS607."""
+"""Rules on precision: GS601 to GS608."""
 
 from __future__ import annotations
 
@@ -110,6 +110,16 @@ def _states(context: LintContext) -> Iterator[Finding]:
         is_written = state.carry in (Carry.OUTPUT, Carry.WRITE)
         if is_written and not _is_sum_of_gradients(context, state) and not _is_rounded_copy(context, state):
             yield report("GS607", f"{value.name!r} is carried in {name}", value=value)
+
+
+@rule("GS608")
+def _outputs(context: LintContext) -> Iterator[Finding]:
+    nexts, unscaled = {state.next for state in context.states}, {} if context.flow is None else context.flow.unscaled
+    for output in context.view.graph.outputs:
+        source = source_by_trait(output, Trait.VIEW)
+        is_narrowed = context.dtype(output) is _HALF and context.dtype(source) is not _HALF
+        if is_narrowed and source in unscaled and output not in nexts:
+            yield report("GS608", f"{output.name!r}, a gradient, leaves in float16", output.producer(), output)
 
 
 @rule("GS606")

@@ -37,6 +37,8 @@ def metadata_differences(
     """
     for field in ("policy", "target", "state", "telemetry", "in_place"):
         yield from _differences(f"graphscale.{field}", getattr(stamp, field), getattr(wanted, field))
+    for name in set(wanted.accepted) - set(stamp.accepted):
+        yield f"graphscale.accepted lacks {name!r}, whose role is a proposal"
     yield from _name_differences(found, stamp, wanted, expected, same)
     yield from _differences("graphscale.report", _facts(stamp), _facts(wanted))
     roles = [{(e["name"], e["kind"]): (e["role"], e["pair"]) for e in _entries(each)} for each in (stamp, wanted)]

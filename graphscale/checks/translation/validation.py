@@ -28,7 +28,7 @@ from graphscale.policy.names import ScaledValue
 from graphscale.step.training_step import Step
 from graphscale.targets import get_target
 
-__all__ = ["Claims", "Translation", "find_scaled_loss", "read_claims", "validate_translation"]
+__all__ = ["Claims", "Translation", "find_scaled_loss", "find_widened", "read_claims", "validate_translation"]
 
 _SCALED_LOSS = re.compile(r"scaled_loss(_\d+)?")
 
@@ -42,6 +42,7 @@ class Claims:
         target: the target.
         telemetry: the pass that counts steps and skips; None without it.
         expose_scaled_loss: True if the scaled loss is an output.
+        gradient_dtype: "float32" if gradients are outputs of a wider type than in the original.
         skip_nonfinite: True if the steps of a fixed loss scale are checked.
         autocast: type, emulation and lists of mixed precision, arguments of `graphscale.autocast`; None without it.
         cast_before: True if an earlier rewrite put the graph into mixed precision.
@@ -51,6 +52,7 @@ class Claims:
     target: str
     telemetry: AddTelemetry | None = None
     expose_scaled_loss: bool = False
+    gradient_dtype: str | None = None
     skip_nonfinite: bool = False
     autocast: dict[str, Any] | None = None
     cast_before: bool = False
@@ -69,6 +71,12 @@ def find_scaled_loss(scaled: ir.Graph, original: ir.Graph) -> ir.Value | None:
     return next(found, None)
 
 
+def find_widened(scaled: ir.Graph, original: ir.Graph) -> set[str]:
+    """Find the names of the float32 outputs of a scaled graph that are of a smaller type in the original."""
+    small = {value.name for value in original.outputs if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}
+    return {v.name for v in scaled.outputs if v.dtype is ir.DataType.FLOAT and v.name and v.name in small}
+
+
 def read_claims(step: Step, original: ir.Model) -> Claims:
     """Read the options of a scaling from the metadata and the outputs of the scaled model.
 
@@ -82,6 +90,7 @@ def read_claims(step: Step, original: ir.Model) -> Claims:
         stamp.target,
         telemetry=AddTelemetry.from_stamp(stamp.telemetry),
         expose_scaled_loss=find_scaled_loss(step.graph, original.graph) is not None,
+        gradient_dtype="float32" if find_widened(step.graph, original.graph) else None,
         skip_nonfinite=step.scale.is_fixed and ScaledValue.ALL_FINITE in stamp.names,
         autocast=_read_autocast(metadata[AUTOCAST_KEY]) if cast else None,
         cast_before=cast and stamp.report.get("autocast") is None,
@@ -115,6 +124,7 @@ def _expect_model(original: ir.Model, claims: Claims, hints: Hints) -> ir.Model:
         **named,
         telemetry=claims.telemetry or False,
         expose_scaled_loss=claims.expose_scaled_loss,
+        gradient_dtype=claims.gradient_dtype,
         skip_nonfinite=claims.skip_nonfinite,
         autocast=mixed,
     )

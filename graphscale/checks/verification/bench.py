@@ -182,7 +182,9 @@ class Bench:
         for name in self._shown:
             if name in got.outputs and name not in following and (finite or name == loss):
                 if name in gradients:
-                    yield from compare(name, expected.outputs[name], got.outputs[name])
+                    wanted, array = expected.outputs[name], got.outputs[name]
+                    is_widened = wanted.dtype.itemsize < array.dtype.itemsize  # gradient_dtype
+                    yield from compare(name, wanted.astype(array.dtype) if is_widened else wanted, array)
                 else:
                     yield from compare_update(name, name, got.outputs[name])
         for name, array in gradients.items() if finite else ():

@@ -11,11 +11,12 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.report import read_report
+from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
 from graphscale.checks.translation.signatures import sign_nodes
-from graphscale.checks.translation.validation import Translation, find_scaled_loss, validate_translation
+from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.original import outline
@@ -30,6 +31,7 @@ from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
+from graphscale.process.summary import few
 from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
@@ -129,6 +131,8 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
         raise VerifyError(f"{what}; pass the original that it was made from")
+    if stamp.accepted:
+        hints = dataclasses.replace(hints, roles=Answers.of(hints.roles).merge(accepted=True))
     translation = validate_translation(first, step, hints)
     lowered = None
     if is_lowered(second):
@@ -136,9 +140,11 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     prepare(first, hints)
     replace_training_ops(first, get_target(translation.claims.target))
     notes, mixed = list[str](), translation.claims.cast_pass()
+    if stamp.accepted:
+        notes.append(f"the proposed roles of {few(stamp.accepted)} were accepted when the original was scaled")
     if mixed is not None:
         dataclasses.replace(mixed, target=translation.claims.target).rewrite(first, hints)
-        notes = [f"the original was put through the same autocast ({mixed.dtype}) before it was compared"]
+        notes.append(f"the original was put through the same autocast ({mixed.dtype}) before it was compared")
     found = understand(first, hints)
     return Pair(
         original=first,
@@ -230,6 +236,7 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     """Return the reason why a graph cannot be the scaled form of another, or None."""
     inputs = {value.name: value for value in scaled.inputs}
     outputs = {value.name: value for value in scaled.outputs}
+    widened = find_widened(scaled, original)
     # State that is written in place is no output of the scaled graph.
     missing = [value for value in original.outputs if value.name not in outputs]
     for value in original.inputs:
@@ -240,6 +247,8 @@ def _find_misfit(original: ir.Graph, scaled: ir.Graph) -> str | None:
     for kind, values, others in (("input", original.inputs, inputs), ("output", original.outputs, outputs)):
         for value in values:
             other = others.get(value.name)
+            if kind == "output" and value.name in widened and other is not None:
+                value = ir.val(value.name, ir.DataType.FLOAT, value.shape)
             if other is not None and not same_type(other, value):
                 return f"its {kind} {value_label(other)} is {value_label(value)} in the original"
     return None

@@ -98,7 +98,7 @@ STEPS = {
     ),
     "a mixed batch that the network reads": (
         shown_step("x * high + other * low", "float[8,4] other", READS_SHOWN),
-        {**states("w"), "shown": "next other?"},
+        {**states("w"), "shown": "metric?"},
     ),
     # The pair of the weight is known by the time that the target's is judged, whichever output comes first.
     "a target network that follows the weights": (

@@ -34,11 +34,11 @@ STEPS = {
     ),
     "a stored value itself, which the step reads": (
         update_step("s = Tanh(dy @ w.T) * k", outputs="float[8,4] s, float[1] k", constants="float[1] k = {2}"),
-        {**states("w"), "s": "next x?", "k": "constant"},
+        {**states("w"), "s": "metric?", "k": "constant"},
     ),
-    "an input itself, for which a map of its gradient is proposed": (
+    "an input itself, beside a map of its gradient": (
         update_step("s = Tanh(dy @ w.T)", outputs="float[8,4] s, float[8,4] x"),
-        {**states("w"), "s": "next x?", "x": "constant"},
+        {**states("w"), "s": "metric?", "x": "constant"},
     ),
     "zeros that the update reads": (
         update_step(

@@ -61,8 +61,8 @@ def test_roles(name: str) -> None:
     ("loss", "role"),
     [
         pytest.param("loss = ReduceMean(masked, keepdims=0)", "metric", id="its mean"),
-        pytest.param("loss = ReduceMean(masked * nought_too, keepdims=0)", "next t?", id="the mean of a product"),
-        pytest.param("e = masked * masked; loss = ReduceMean(e, keepdims=0)", "next t?", id="of its square"),
+        pytest.param("loss = ReduceMean(masked * nought_too, keepdims=0)", "metric?", id="the mean of a product"),
+        pytest.param("e = masked * masked; loss = ReduceMean(e, keepdims=0)", "metric?", id="of its square"),
     ],
 )
 def test_a_masked_error(loss: str, role: str) -> None:

@@ -106,7 +106,7 @@ METRICS = {
         {"k_next": "next k", "small": "metric?"},
     ),
     # It has the type of the batch.
-    "another saliency map": (update_step(SALIENCY + "s = Tanh(dx)", outputs="float[8,4] s"), {"s": "next x?"}),
+    "another saliency map": (update_step(SALIENCY + "s = Tanh(dx)", outputs="float[8,4] s"), {"s": "metric?"}),
 }
 STEPS = {name: (model, {**states("w"), **roles}) for name, (model, roles) in METRICS.items()}
 
