@@ -38,6 +38,7 @@ from graphscale.process.summary import Row
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import make_report, understand
 from graphscale.targets import Target, advise, check_versions, get_target, target_names
+from graphscale.trial import try_scaled
 
 if TYPE_CHECKING:
     from graphscale.analysis.own_scale import OwnScale
@@ -96,6 +97,7 @@ def scale(
     expose_scaled_loss: bool = False,
     telemetry: bool | str | passes.AddTelemetry = False,
     autocast: str | passes.Autocast | None = None,
+    trial: bool = False,
 ) -> ScaledModel:
     """Put loss scaling into a training graph. The model given is not changed.
 
@@ -119,6 +121,8 @@ def scale(
             forward pass that was not finite; "ranges,activations" does both.
         autocast: put the graph into mixed precision first: "float16", "bfloat16", or an `Autocast` pass; see
             `graphscale.autocast`.
+        trial: run the scaled step beside the original in a child process with limits, where a runtime is installed, as
+            the command line does. A library starts no process unasked.
 
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
@@ -161,6 +165,8 @@ def scale(
         _stamp(step, report, counting).write(work)
     if chosen.plain:
         report = _lower(work, chosen)
+    if trial:
+        report = try_scaled(model, work, report)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

@@ -1,0 +1,131 @@
+"""A call in a child process with limits of CPU time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from typing import Any, NoReturn
+
+from graphscale.errors import one_line
+
+__all__ = ["ChildError", "call_in_child", "limit_memory"]
+
+_PATIENCE = 4  # seconds of waiting for each second of CPU time: the machine may be busy
+
+
+class ChildError(Exception):
+    """A call in a child process gave no result; the text is the reason."""
+
+
+def call_in_child(function: str, *arguments: Any, seconds: int, memory: int) -> Any:
+    """Call a function in a fork of this process, which shares its memory, so that no argument is copied.
+
+    Args:
+        function: `module:name`, imported in the child alone.
+        arguments: the arguments.
+        seconds: the CPU time of the child.
+        memory: the bytes that the child may take beyond those of this process.
+
+    Returns:
+        the result, a value of JSON.
+
+    Raises:
+        ChildError: the child ended without a result, or this system has no such limits.
+    """
+    if not hasattr(os, "fork"):
+        raise ChildError("this system has no processes with limits of time and memory")
+    source, sink = os.pipe()
+    with warnings.catch_warnings():
+        # Python warns of other threads, whose locks stay taken in the child: a child that waits for one is ended.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        _answer(sink, function, arguments, seconds, memory)
+    os.close(sink)
+    try:
+        content = _read(source, time.monotonic() + _PATIENCE * seconds)
+    finally:
+        os.close(source)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if content.endswith(b"\n"):
+        found = json.loads(content)
+        if "result" in found:
+            return found["result"]
+        raise ChildError(found["error"])
+    if content is _LATE or -code in (signal.SIGXCPU, signal.SIGALRM):
+        raise ChildError(f"it takes more than {seconds} s of CPU time (--max-seconds)")
+    raise ChildError(f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}")
+
+
+_LATE = b"late"
+
+
+def _read(source: int, end: float) -> bytes:
+    """Read the answer of a child up to its end, or up to a time."""
+    content = bytearray()
+    while select.select([source], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not (part := os.read(source, 2**16)):
+            return bytes(content)
+        content += part
+    return _LATE
+
+
+def _answer(sink: int, function: str, arguments: tuple[Any, ...], seconds: int, memory: int) -> NoReturn:
+    """Call the function, write its result as a line of JSON, and end this process."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):  # libraries print on descriptors
+            os.dup2(nowhere, number)
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        _limit(seconds, memory)
+        module, _, name = function.partition(":")
+        try:
+            found = {"result": getattr(importlib.import_module(module), name)(*arguments)}
+        except MemoryError:
+            found = {"error": f"it takes more than {memory} bytes of memory (--max-memory)"}
+        except Exception as error:  # a defect, which must not hide behind a missing answer
+            found = {"error": f"{type(error).__name__}: {one_line(error)}"}
+        content = json.dumps(found).encode() + b"\n"
+        while content:
+            content = content[os.write(sink, content) :]
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _limit(seconds: int, memory: int) -> None:
+    import resource  # Windows has none
+
+    limit_memory(memory)
+    _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
+    _lower(resource.RLIMIT_CORE, 0, 0)
+
+
+def limit_memory(memory: int) -> None:
+    """Limit the memory of this process to its present size and some bytes."""
+    import resource
+
+    with contextlib.suppress(OSError):  # only Linux tells the size
+        with open("/proc/self/statm", encoding="ascii") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        _lower(resource.RLIMIT_AS, size + memory, size + memory)
+
+
+def _lower(kind: int, soft: int, hard: int) -> None:
+    """Lower a limit of this process; one that is lower already stays."""
+    import resource
+
+    _, most = resource.getrlimit(kind)
+    most = hard if most == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (min(soft, most), most))
