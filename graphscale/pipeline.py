@@ -38,7 +38,6 @@ from graphscale.process.summary import Row
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import make_report, understand
 from graphscale.targets import Target, advise, check_versions, get_target, target_names
-from graphscale.trial import try_scaled
 
 if TYPE_CHECKING:
     from graphscale.analysis.own_scale import OwnScale
@@ -140,6 +139,7 @@ def scale(
         own = _find_own_scale(work, hints)
         warnings += [] if own is None else own.refuse(name)
         replaced = replace_training_ops(work, chosen)
+        prepared = work.clone() if trial else None
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
@@ -165,8 +165,10 @@ def scale(
         _stamp(step, report, counting).write(work)
     if chosen.plain:
         report = _lower(work, chosen)
-    if trial:
-        report = try_scaled(model, work, report)
+    if prepared is not None:
+        from graphscale.step.step_trial import try_scaled  # for those who ask
+
+        report = try_scaled(model, prepared, work, report)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

@@ -49,12 +49,15 @@ def scale(
     telemetry_every: Annotated[
         int | None, _telemetry("Measure the gradients every N-th step. Default: 100.", metavar="N")
     ] = None,
+    no_try: Annotated[bool, option("Do not run the scaled step beside the original.")] = False,
     no_lower: Annotated[bool, _output("For a folder: leave the models plain, at a higher cost on a CPU.")] = False,
     target: options.Target = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Put loss scaling into a training graph: scale, unscale, check, update, guard, and prove it.
+    """Put loss scaling into a training graph: scale, unscale, check, update, guard, prove it, and try it.
+
+    Where ONNX Runtime is installed, the scaled step runs beside the original, in a process of its own with limits.
 
     MODEL may also be a folder of artifacts of an ONNX Runtime training session; then the output is a folder, too.
 
@@ -69,7 +72,7 @@ def scale(
     from graphscale.passes import AddTelemetry
 
     hints = {"--seed-edge": seed_edge, "--gradient": gradient, "--update": update, "--roles": roles, "--keep": keep}
-    more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None}
+    more = {"--expose-scaled-loss": expose_scaled_loss, "--telemetry": telemetry is not None, "--no-try": no_try}
     counting = None if telemetry is None else AddTelemetry.of(telemetry or True)
     if telemetry_every is not None:
         if counting is None or not counting.ranges:
@@ -96,6 +99,7 @@ def scale(
             force_roles=force_roles,
             expose_scaled_loss=expose_scaled_loss,
             telemetry=counting or False,
+            trial=not no_try,
             **common,
         )
         report = result.report

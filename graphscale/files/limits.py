@@ -8,7 +8,20 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Limits", "current_limits", "limiting"]
+__all__ = [
+    "RUN_MEMORY",
+    "RUN_SECONDS",
+    "TRIAL_MEMORY",
+    "TRIAL_SECONDS",
+    "Limits",
+    "current_limits",
+    "limiting",
+]
+
+# The defaults of `max_seconds` and `max_memory`: of a command that runs models, and of the trial in `scale`. The memory
+# of a command grows with the files of the models.
+RUN_SECONDS, RUN_MEMORY = 300, 2**32
+TRIAL_SECONDS, TRIAL_MEMORY = 5, 2**31
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A call in a child process with limits of CPU time and memory."""
+"""Limits of CPU time and memory: for a call in a child process, and for a part of a command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 from graphscale.errors import one_line
+from graphscale.process.streams import tell
 
-__all__ = ["ChildError", "call_in_child", "limit_memory"]
+__all__ = ["ChildError", "call_in_child", "watching"]
 
 _PATIENCE = 4  # seconds of waiting for each second of CPU time: the machine may be busy
 
@@ -61,7 +65,9 @@ def call_in_child(function: str, *arguments: Any, seconds: int, memory: int) -> 
         if "result" in found:
             return found["result"]
         raise ChildError(found["error"])
-    if content is _LATE or -code in (signal.SIGXCPU, signal.SIGALRM):
+    if content is _LATE:
+        raise ChildError(f"it does not end within {_PATIENCE * seconds} s (--max-seconds)")
+    if code == -signal.SIGXCPU:
         raise ChildError(f"it takes more than {seconds} s of CPU time (--max-seconds)")
     raise ChildError(f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}")
 
@@ -107,25 +113,58 @@ def _answer(sink: int, function: str, arguments: tuple[Any, ...], seconds: int, 
 def _limit(seconds: int, memory: int) -> None:
     import resource  # Windows has none
 
-    limit_memory(memory)
-    _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
-    _lower(resource.RLIMIT_CORE, 0, 0)
+    present, size = resource.getrlimit(resource.RLIMIT_AS), _present_size() + memory
+    resource.setrlimit(resource.RLIMIT_AS, (_lower(present[0], size), _lower(present[1], size)))
+    most = _lower(resource.getrlimit(resource.RLIMIT_CPU)[1], seconds + 1)
+    resource.setrlimit(resource.RLIMIT_CPU, (min(seconds, most), most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def limit_memory(memory: int) -> None:
-    """Limit the memory of this process to its present size and some bytes."""
+def _lower(limit: int, other: int) -> int:
+    """Return the lower one of two limits of a resource, which -1 leaves without one."""
+    return other if limit < 0 else min(limit, other)
+
+
+def _present_size() -> int:
+    """Return the bytes of address space of this process, as far as the system tells them."""
+    with contextlib.suppress(OSError):  # only Linux does
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return 2**40
+
+
+@contextlib.contextmanager
+def watching(seconds: int, memory: int | None) -> Iterator[None]:
+    """End this process, that of a command, by one line and exit code 2 if a `with` block takes more CPU time.
+
+    A runtime does not return for a signal while it computes.
+
+    Args:
+        seconds: the CPU time of the block.
+        memory: the bytes that the block may take beyond those of the process; None for any number.
+    """
+    done, end = threading.Event(), time.process_time() + seconds
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            if time.process_time() > end:
+                tell(f"the model takes more than {seconds} s of CPU time to run (--max-seconds)")
+                os._exit(2)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        with contextlib.nullcontext() if memory is None or os.name == "nt" else _limited_memory(memory):
+            yield
+    finally:
+        done.set()
+
+
+@contextlib.contextmanager
+def _limited_memory(memory: int) -> Iterator[None]:
     import resource
 
-    with contextlib.suppress(OSError):  # only Linux tells the size
-        with open("/proc/self/statm", encoding="ascii") as file:
-            size = int(file.read().split()[0]) * resource.getpagesize()
-        _lower(resource.RLIMIT_AS, size + memory, size + memory)
-
-
-def _lower(kind: int, soft: int, hard: int) -> None:
-    """Lower a limit of this process; one that is lower already stays."""
-    import resource
-
-    _, most = resource.getrlimit(kind)
-    most = hard if most == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (min(soft, most), most))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_lower(soft, _present_size() + memory), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,42 +23,39 @@ from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays
 from graphscale.flow.support import reach
 from graphscale.graph.stamp import read_stamp
-from graphscale.graph.values import is_float, is_scalar, values_by_name
+from graphscale.graph.values import values_by_name
 from graphscale.graph.walks import ancestors
-from graphscale.passes.preparation import prepare, replace_training_ops
 from graphscale.pipeline import Model, open_copy
 from graphscale.policy.names import ScaledValue
 from graphscale.process.summary import few
-from graphscale.targets import Target
 
 __all__ = ["run_trial"]
 
 SCALES = (1.0, 2.0**10, 2.0**13)
 KINDS = (np.inf, np.nan)
-# The most inputs that are made non-finite: batches first, then weights, evenly spaced.
-_MOST = 24
+_MOST = 32  # inputs that are made non-finite
 # Allowed errors, relative to the largest element: a wrong value is far off, and rounding depends on the scale.
 _TOLERANCE, _SMALL_TOLERANCE = 2.0**-10, 2.0**-4
 _SMALL = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
-class _Untried(Exception):
+class _UntriedError(Exception):
     """The original cannot be tried."""
 
 
-class _Fault(Exception):
+class _FaultError(Exception):
     """The scaled step does other things than its original."""
 
 
 def run_trial(
-    original: Model, scaled: ir.Model, target: Target, found: Mapping[str, Any], states: Mapping[str, str]
+    original: Model, prepared: ir.Model, scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
 ) -> dict[str, str]:
     """Try a scaled step, in a process of its own.
 
     Args:
         original: the original.
+        prepared: the original, with the training operators replaced that the target lacks.
         scaled: the scaled model.
-        target: its target.
         found: the names of `losses` and `gradients` in the original; `mixed`: it was put into mixed precision.
         states: `{input: output}` of the original's carried state.
 
@@ -69,23 +66,21 @@ def run_trial(
         first = open_copy(original)[0]
         _enter_folder(first)
         _compare_interfaces(first.graph, scaled.graph)
-        prepare(first)
-        replace_training_ops(first, target)
-        trial = _Trial(first, scaled, found, states)
+        trial = _Trial((first, prepared), scaled, found, states)
         with np.errstate(all="ignore"):
             return {"text": "; ".join(trial.run())}
-    except (_Untried, _Fault) as result:
+    except (_UntriedError, _FaultError) as result:
         text = str(result)
         if "allocat" in text:
             raise MemoryError from result
-        return {"fault": text} if isinstance(result, _Fault) else {"text": f"not tried: {text}"}
+        return {"fault": text} if isinstance(result, _FaultError) else {"text": f"not tried: {text}"}
 
 
 def _enter_folder(model: ir.Model) -> None:
     """Enter the folder of external weights, so that ONNX Runtime maps them, and nothing else reads them."""
     folders = {os.fspath(tensor.base_dir) for tensor in external_tensors(model).values()}
     if len(folders) > 1:
-        raise _Untried("its weights lie in several folders")
+        raise _UntriedError("its weights lie in several folders")
     os.chdir(next(iter(folders), os.curdir) or os.curdir)
 
 
@@ -97,39 +92,49 @@ def _compare_interfaces(original: ir.Graph, scaled: ir.Graph) -> None:
     ):
         for value, other in itertools.zip_longest(ends, others[: len(ends)]):
             if other is None or value.name != other.name:
-                raise _Fault(f"{kind} {value.name!r} is missing, or at another place")
+                raise _FaultError(f"{kind} {value.name!r} is missing, or at another place")
             if value.dtype not in (None, other.dtype):
-                raise _Fault(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
+                raise _FaultError(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
 
 
 class _Trial:
     """Both graphs, loaded, and a batch with finite results."""
 
     def __init__(
-        self, original: ir.Model, scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
+        self, originals: Sequence[ir.Model], scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
     ) -> None:
-        self._graph, self._states, self._mixed = original.graph, states, found["mixed"]
+        prepared = originals[-1]
+        self._graph, self._states, self._mixed = prepared.graph, states, found["mixed"]
         self._stamp = read_stamp(scaled, "the scaled step")
-        values = values_by_name(original.graph)
+        values = values_by_name(prepared.graph)
         self._losses = [values[name] for name in found["losses"] if name in values]
         self._gradients = [values[name] for name in found["gradients"] if name in values]
-        seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(original.graph), 1)}
-        copies = Copy(original), Copy(scaled)
-        for copy in copies:
-            copy.give_seeds({name: seed for name, seed in seeds.items() if name in copy.values})
-        copies[1].spell_out_finite_checks()
+        self._seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(prepared.graph), 1)}
         self._small = any(v.dtype in _SMALL for node in scaled.graph.all_nodes() for v in node.outputs)
         try:
-            self._original = Runner(copies[0].model, None, "the original")
-            self._feeder = self._make_feeder(original)
+            self._feeder = self._make_feeder(prepared)
+            self._original = self._load(originals, "the original")
         except VerifyError as error:
-            raise _Untried(str(error)) from error
+            raise _UntriedError(str(error)) from error
         try:
-            self._scaled = Runner(copies[1].model, None, "the scaled step")
+            self._scaled = self._load([scaled], "the scaled step")
         except VerifyError as error:
-            raise _Fault(f"{error}, and it loads the original") from error
-        self._original.fresh = self._scaled.fresh = bool(seeds)
+            raise _FaultError(f"{error}, and it loads the original") from error
         self._feeds, self._expected = self._draw()
+
+    def _load(self, models: Sequence[ir.Model], what: str) -> Runner:
+        """Load the first of some models that the runtime can load, with seeds for random operators."""
+        copy = Copy(models[0])
+        copy.give_seeds({name: seed for name, seed in self._seeds.items() if name in copy.values})
+        copy.spell_out_finite_checks()
+        try:
+            runner = Runner(copy.model, None, what)
+        except VerifyError:
+            if not models[1:]:
+                raise
+            return self._load(models[1:], what)
+        runner.fresh = bool(self._seeds)
+        return runner
 
     def _make_feeder(self, original: ir.Model) -> Feeder:
         loss = self._losses[0] if self._losses else original.graph.outputs[0]
@@ -150,7 +155,7 @@ class _Trial:
                 continue
             if all(is_finite(array) for name, array in expected.outputs.items() if name in wanted):
                 return feeds, expected
-        raise _Untried(reason)
+        raise _UntriedError(reason)
 
     def run(self) -> Iterator[str]:
         """Try everything; yield what was tried."""
@@ -180,10 +185,10 @@ class _Trial:
             try:
                 got = self._scaled.run({**self._feeds, **more})
             except VerifyError as error:
-                raise _Fault(str(error)) from error
+                raise _FaultError(str(error)) from error
             applied += self._is_applied(got)
             if (fault := self._find_difference(got)) is not None and self._repeats():
-                raise _Fault(fault if scale is None else f"at scale {scale:g}, {fault}")
+                raise _FaultError(fault if scale is None else f"at scale {scale:g}, {fault}")
         what = "the interface" if self._mixed else "interface and values"
         return f"{what} at {applied} scales" if applied else "the interface; the gradients overflow at all scales"
 
@@ -211,14 +216,9 @@ class _Trial:
     # --- numbers that are not finite ----------------------------------------------------------------------------------
 
     def _inputs(self) -> list[str]:
-        """Return the fed floating-point inputs above a loss, at most some of them."""
-        above = {value.name for value in ancestors(self._losses)}
-        fed = [n for n, a in self._feeds.items() if n in above and a.size and not isinstance(a.flat[0], np.integer)]
-        fed = [name for name in fed if self._feeds[name].dtype.kind not in "biu"]
-        batches = [name for name in fed if name not in self._states][:_MOST]
-        others, left = [name for name in fed if name in self._states], _MOST - len(batches)
-        step = max(1, -(-len(others) // max(1, left)))
-        return [*batches, *(others[::step] if left else ())]
+        """Return the fed floating-point inputs above a loss that are no carried state, at most some of them."""
+        fed = (name for name in self._feeds if name in self._parameters and name not in self._states)
+        return [name for name in fed if self._feeds[name].dtype.kind not in "biu" and self._feeds[name].size][:_MOST]
 
     def _poison(self, name: str, number: float, stored: dict[str, str]) -> bool:
         """Run a step with one number that is not finite; return whether it could be run."""
@@ -230,7 +230,7 @@ class _Trial:
         except VerifyError as error:
             self._run_original(feeds, f"with {case}, {error}")
             return False
-        bad = [state for state in self._states if state != name and not self._stays_finite(state, got)]
+        bad = [state for state in self._states if not self._stays_finite(state, got)]
         if not bad:
             return True
         fault = None
@@ -250,7 +250,7 @@ class _Trial:
             self._original.run(feeds)
         except VerifyError:
             return False
-        raise _Fault(fault)
+        raise _FaultError(fault)
 
     def _stays_finite(self, state: str, got: Results) -> bool:
         following = got.left.get(state) if state in self._scaled.written else got.outputs.get(self._states[state])
