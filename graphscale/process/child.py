@@ -21,7 +21,7 @@ from graphscale.process.streams import tell
 
 __all__ = ["ChildError", "call_in_child", "watching"]
 
-_PATIENCE = 4  # seconds of waiting for each second of CPU time: the machine may be busy
+_PATIENCE = 10  # seconds of waiting for each second of CPU time: the machine may be busy
 
 
 class ChildError(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays
 from graphscale.flow.support import reach
 from graphscale.graph.stamp import read_stamp
-from graphscale.graph.values import values_by_name
+from graphscale.graph.values import is_float, is_scalar, values_by_name
 from graphscale.graph.walks import ancestors
 from graphscale.pipeline import Model, open_copy
 from graphscale.policy.names import ScaledValue
@@ -56,7 +56,8 @@ def run_trial(
         original: the original.
         prepared: the original, with the training operators replaced that the target lacks.
         scaled: the scaled model.
-        found: the names of `losses` and `gradients` in the original; `mixed`: it was put into mixed precision.
+        found: the names of the `losses`, `gradients` and `batches` in the original, and of states `in_place`; `mixed`:
+            it was put into mixed precision.
         states: `{input: output}` of the original's carried state.
 
     Returns:
@@ -65,7 +66,9 @@ def run_trial(
     try:
         first = open_copy(original)[0]
         _enter_folder(first)
-        _compare_interfaces(first.graph, scaled.graph)
+        written = {states.get(name) for name in found["in_place"]}
+        _compare_ends("input", first.graph.inputs, scaled.graph.inputs)
+        _compare_ends("output", [v for v in first.graph.outputs if v.name not in written], scaled.graph.outputs)
         trial = _Trial((first, prepared), scaled, found, states)
         with np.errstate(all="ignore"):
             return {"text": "; ".join(trial.run())}
@@ -84,17 +87,13 @@ def _enter_folder(model: ir.Model) -> None:
     os.chdir(next(iter(folders), os.curdir) or os.curdir)
 
 
-def _compare_interfaces(original: ir.Graph, scaled: ir.Graph) -> None:
-    """Compare the names, the order and the types of inputs and outputs: those of scaling are added at the end."""
-    for kind, ends, others in (
-        ("input", original.inputs, scaled.inputs),
-        ("output", original.outputs, scaled.outputs),
-    ):
-        for value, other in itertools.zip_longest(ends, others[: len(ends)]):
-            if other is None or value.name != other.name:
-                raise _FaultError(f"{kind} {value.name!r} is missing, or at another place")
-            if value.dtype not in (None, other.dtype):
-                raise _FaultError(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
+def _compare_ends(kind: str, ends: Sequence[ir.Value], others: Sequence[ir.Value]) -> None:
+    """Compare the names, the order and the types of inputs or outputs: those of scaling are added at the end."""
+    for value, other in itertools.zip_longest(ends, others[: len(ends)]):
+        if other is None or value.name != other.name:
+            raise _FaultError(f"{kind} {value.name!r} is missing, or at another place")
+        if value.dtype not in (None, other.dtype):
+            raise _FaultError(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
 
 
 class _Trial:
@@ -108,6 +107,11 @@ class _Trial:
         self._stamp = read_stamp(scaled, "the scaled step")
         values = values_by_name(prepared.graph)
         self._losses = [values[name] for name in found["losses"] if name in values]
+        # Scalars that the forward pass ends in: the losses, and what may be one.
+        states_next = {*states.values()}
+        outputs = (v for v in prepared.graph.outputs if is_float(v) and is_scalar(v) and v.name not in states_next)
+        self._heads = list(dict.fromkeys((*self._losses, *outputs)))
+        self._batches = {*found["batches"]}
         self._gradients = [values[name] for name in found["gradients"] if name in values]
         self._seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(prepared.graph), 1)}
         self._small = any(v.dtype in _SMALL for node in scaled.graph.all_nodes() for v in node.outputs)
@@ -117,14 +121,18 @@ class _Trial:
         except VerifyError as error:
             raise _UntriedError(str(error)) from error
         try:
-            self._scaled = self._load([scaled], "the scaled step")
+            # What a step writes in place is seen in its feeds; weights in other files are not read.
+            tensors = {name: scaled.graph.initializers[name].const_value for name in found["in_place"]}
+            self._held = {n: t.numpy() for n, t in tensors.items() if t and not isinstance(t, ir.ExternalTensor)}
+            self._scaled = self._load([scaled], "the scaled step", self._held)
         except VerifyError as error:
             raise _FaultError(f"{error}, and it loads the original") from error
         self._feeds, self._expected = self._draw()
 
-    def _load(self, models: Sequence[ir.Model], what: str) -> Runner:
+    def _load(self, models: Sequence[ir.Model], what: str, fed: Iterable[str] = ()) -> Runner:
         """Load the first of some models that the runtime can load, with seeds for random operators."""
         copy = Copy(models[0])
+        copy.feed(fed)
         copy.give_seeds({name: seed for name, seed in self._seeds.items() if name in copy.values})
         copy.spell_out_finite_checks()
         try:
@@ -173,6 +181,12 @@ class _Trial:
             cases = few([f"{state!r} with {case}" for state, case in stored.items()], 2)
             yield f"state that only stores its batch, or is no parameter, is not finite next: {cases}"
 
+    def _run_scaled(self, feeds: Arrays) -> Arrays:
+        """Run the scaled step; return its outputs, and the next values of states under the names in the original."""
+        results = self._scaled.run({**self._held, **feeds})
+        written = {output: results.left[state] for state, output in self._states.items() if state in self._held}
+        return {**results.outputs, **written}
+
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _compare(self) -> str:
@@ -183,7 +197,7 @@ class _Trial:
         for scale in scales:
             more = {} if scale is None else {name: np.float32(scale)}
             try:
-                got = self._scaled.run({**self._feeds, **more})
+                got = self._run_scaled({**self._feeds, **more})
             except VerifyError as error:
                 raise _FaultError(str(error)) from error
             applied += self._is_applied(got)
@@ -192,20 +206,20 @@ class _Trial:
         what = "the interface" if self._mixed else "interface and values"
         return f"{what} at {applied} scales" if applied else "the interface; the gradients overflow at all scales"
 
-    def _find_difference(self, got: Results) -> str | None:
+    def _find_difference(self, got: Arrays) -> str | None:
         """Return the first difference of a step from the original; mixed precision rounds otherwise."""
         tolerance = _SMALL_TOLERANCE if self._small else _TOLERANCE
         is_applied, losses = self._is_applied(got), {value.name for value in self._losses}
         for name, wanted in self._expected.outputs.items():
-            if name in got.outputs and not self._mixed and (is_applied or name in losses):
-                found = compare_values(name, wanted, got.outputs[name], "as in the original", tolerance, 2.0**-18)
+            if name in got and not self._mixed and (is_applied or name in losses):
+                found = compare_values(name, wanted, got[name], "as in the original", tolerance, 2.0**-18)
                 if (first := next(found, None)) is not None:
                     return str(first)
         return None
 
-    def _is_applied(self, got: Results) -> bool:
+    def _is_applied(self, got: Arrays) -> bool:
         flag = self._stamp.names.get(ScaledValue.ALL_FINITE)
-        return bool(np.all(got.outputs.get(flag or "", True)))
+        return bool(np.all(got.get(flag or "", True)))
 
     @functools.cache  # noqa: B019
     def _repeats(self) -> bool:
@@ -216,8 +230,9 @@ class _Trial:
     # --- numbers that are not finite ----------------------------------------------------------------------------------
 
     def _inputs(self) -> list[str]:
-        """Return the fed floating-point inputs above a loss that are no carried state, at most some of them."""
-        fed = (name for name in self._feeds if name in self._parameters and name not in self._states)
+        """Return the fed floating-point inputs of the forward pass that are no carried state, at most some of them."""
+        above = {value.name for value in ancestors(self._losses)} | (self._parameters & self._batches)
+        fed = (name for name in self._feeds if name in above and name not in self._states)
         return [name for name in fed if self._feeds[name].dtype.kind not in "biu" and self._feeds[name].size][:_MOST]
 
     def _poison(self, name: str, number: float, stored: dict[str, str]) -> bool:
@@ -226,7 +241,7 @@ class _Trial:
         array.reshape(-1)[array.size // 2] = number
         feeds, case = {**self._feeds, name: array}, f"{name} = {number} at element {array.size // 2}"
         try:
-            got = self._scaled.run(feeds)
+            got = self._run_scaled(feeds)
         except VerifyError as error:
             self._run_original(feeds, f"with {case}, {error}")
             return False
@@ -252,8 +267,8 @@ class _Trial:
             return False
         raise _FaultError(fault)
 
-    def _stays_finite(self, state: str, got: Results) -> bool:
-        following = got.left.get(state) if state in self._scaled.written else got.outputs.get(self._states[state])
+    def _stays_finite(self, state: str, got: Arrays) -> bool:
+        following = got.get(self._states[state])
         return following is None or is_finite(np.asarray(following))
 
     def _shows(self, feeds: Arrays, case: str) -> bool:
@@ -272,5 +287,5 @@ class _Trial:
 
     @functools.cached_property
     def _parameters(self) -> set[str | None]:
-        """The names above a loss."""
-        return {value.name for value in ancestors(self._losses)}
+        """The names above a loss, or above a scalar that may be one."""
+        return {value.name for value in ancestors(self._heads)}
