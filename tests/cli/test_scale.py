@@ -82,12 +82,13 @@ def test_the_table(tmp_path: Path) -> None:
     assert counts["guard-updates"] == {"Where": 8}
 
 
-def test_two_lines_by_default(tmp_path: Path) -> None:
-    printed = succeed(tmp_path, "scale", MOMENTUM, "-o", "scaled.onnx")
-    assert printed.splitlines() == [
+def test_three_lines_by_default(tmp_path: Path) -> None:
+    *lines, trial = succeed(tmp_path, "scale", MOMENTUM, "-o", "scaled.onnx").splitlines()
+    assert lines == [
         f"{MOMENTUM} scaled -> scaled.onnx",
         "coverage: 100 % (3 of 3 backward contractions); proof: every output and carried state is free of the scale",
     ]
+    assert trial.startswith("trial: tried on ONNX Runtime ")
 
 
 def test_a_long_table_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:

@@ -193,18 +193,20 @@ class _Trial:
         """Compare values at several scales; return what was compared."""
         name = self._stamp.names.get(ScaledValue.LOSS_SCALE)
         scales = SCALES if name in self._scaled.inputs else (None,)
-        applied = 0
+        applied = list[float | None]()
         for scale in scales:
             more = {} if scale is None else {name: np.float32(scale)}
             try:
                 got = self._run_scaled({**self._feeds, **more})
             except VerifyError as error:
                 raise _FaultError(str(error)) from error
-            applied += self._is_applied(got)
+            applied += [scale] if self._is_applied(got) else []
             if (fault := self._find_difference(got)) is not None and self._repeats():
                 raise _FaultError(fault if scale is None else f"at scale {scale:g}, {fault}")
-        what = "the interface" if self._mixed else "interface and values"
-        return f"{what} at {applied} scales" if applied else "the interface; the gradients overflow at all scales"
+        if not applied:
+            return "the interface; the gradients overflow at all scales"
+        numbers = ", ".join("its own" if scale is None else f"{scale:g}" for scale in applied)
+        return f"{'the interface' if self._mixed else 'interface and values'}, scale {numbers}"
 
     def _find_difference(self, got: Arrays) -> str | None:
         """Return the first difference of a step from the original; mixed precision rounds otherwise."""

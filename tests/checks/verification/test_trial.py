@@ -92,7 +92,7 @@ def give(model: onnx.ModelProto, output: str, op_type: str, *inputs: str, **attr
 def test_a_right_step_is_tried() -> None:
     text = tried(free())
     assert text.startswith("tried on ONNX Runtime ")
-    assert "interface and values at 3 scales" in text
+    assert "interface and values, scale 1, 1024, 8192" in text
     assert "4 runs with inf or nan in one of 2 inputs keep the state finite" in text
     assert try_damaged(lambda model: None) == text
 
@@ -251,12 +251,12 @@ def test_random_numbers_are_the_same_in_both() -> None:
     node = node_of(model, "noise")
     model.graph.node.remove(node)
     model.graph.node.insert(8, helper.make_node("RandomNormalLike", ["fit"], ["noise"]))
-    assert "values at 3 scales" in tried(model)
+    assert "values, scale 1, 1024, 8192" in tried(model)
 
 
 def test_mixed_precision_compares_no_values() -> None:
     text = tried(free(), autocast="float16")
-    assert ": the interface at 3 scales" in text
+    assert ": the interface, scale 1, 1024, 8192" in text
     with pytest.raises(TrialError, match="the step is applied, and state 'w' is not finite"):
         try_damaged(always_true, autocast="float16")
 
@@ -268,7 +268,7 @@ def test_a_fixed_scale_has_no_check() -> None:
 
 @pytest.mark.parametrize("target", [name for name in TARGETS if not TARGETS[name].in_place])
 def test_targets_of_every_runtime(target: str) -> None:
-    assert "values at 3 scales; 4 runs" in tried(free(), target=target)
+    assert "values, scale 1, 1024, 8192; 4 runs" in tried(free(), target=target)
 
 
 @pytest.mark.training
@@ -276,7 +276,7 @@ def test_targets_of_every_runtime(target: str) -> None:
 def test_targets_with_state_in_the_session(target: str) -> None:
     model = free()
     model.graph.initializer.append(numpy_helper.from_array(np.full((3, 2), 0.5, np.float32), "w"))
-    assert "values at 3 scales; 4 runs" in tried(model, target=target)
+    assert "values, scale 1, 1024, 8192; 4 runs" in tried(model, target=target)
 
     def write_unguarded(model: onnx.ModelProto) -> None:
         (write,) = (n for n in model.graph.node if n.op_type == "InPlaceAccumulatorV2" and n.input[0] == "w")
@@ -366,7 +366,7 @@ def test_weights_in_other_files_are_mapped_by_the_runtime(tmp_path: Path, monkey
     for name in ("numpy", "tobytes", "__array__"):
         monkeypatch.setattr(ir.ExternalTensor, name, refuse_in_child(getattr(ir.ExternalTensor, name)))
     trial = gs.scale(tmp_path / "model.onnx", trial=True).report.trial
-    assert trial is not None and "values at 3 scales; 4 runs" in trial
+    assert trial is not None and "values, scale 1, 1024, 8192; 4 runs" in trial
 
 
 # --- the child --------------------------------------------------------------------------------------------------------
