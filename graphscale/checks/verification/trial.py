@@ -111,7 +111,7 @@ class _Trial:
         states_next = {*states.values()}
         outputs = (v for v in prepared.graph.outputs if is_float(v) and is_scalar(v) and v.name not in states_next)
         self._heads = list(dict.fromkeys((*self._losses, *outputs)))
-        self._batches = {*found["batches"]}
+        self._batches = {values[name] for name in found["batches"] if name in values}
         self._gradients = [values[name] for name in found["gradients"] if name in values]
         self._seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(prepared.graph), 1)}
         self._small = any(v.dtype in _SMALL for node in scaled.graph.all_nodes() for v in node.outputs)
@@ -192,10 +192,10 @@ class _Trial:
     def _compare(self) -> str:
         """Compare values at several scales; return what was compared."""
         name = self._stamp.names.get(ScaledValue.LOSS_SCALE)
-        scales = SCALES if name in self._scaled.inputs else (None,)
+        scales: Sequence[float | None] = SCALES if name in self._scaled.inputs else (None,)
         applied = list[float | None]()
         for scale in scales:
-            more = {} if scale is None else {name: np.float32(scale)}
+            more: Arrays = {} if scale is None or name is None else {name: np.asarray(scale, dtype=np.float32)}
             try:
                 got = self._run_scaled({**self._feeds, **more})
             except VerifyError as error:
@@ -233,7 +233,7 @@ class _Trial:
 
     def _inputs(self) -> list[str]:
         """Return the fed floating-point inputs of the forward pass that are no carried state, at most some of them."""
-        above = {value.name for value in ancestors(self._losses)} | (self._parameters & self._batches)
+        above = {value.name for value in (*ancestors(self._losses), *ancestors(self._heads) & self._batches)}
         fed = (name for name in self._feeds if name in above and name not in self._states)
         return [name for name in fed if self._feeds[name].dtype.kind not in "biu" and self._feeds[name].size][:_MOST]
 
@@ -289,5 +289,6 @@ class _Trial:
 
     @functools.cached_property
     def _parameters(self) -> set[str | None]:
-        """The names above a loss, or above a scalar that may be one."""
-        return {value.name for value in ancestors(self._heads)}
+        """The names above a loss; above a scalar that may be one, those of tensors: others may be its average."""
+        others = (value for value in ancestors(self._heads) if not is_scalar(value))
+        return {value.name for value in (*ancestors(self._losses), *others)}

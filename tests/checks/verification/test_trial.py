@@ -24,6 +24,7 @@ from graphscale.step import step_trial
 from graphscale.step.step_trial import try_scaled
 from graphscale.targets import TARGETS
 from tests.build import parse
+from tests.conftest import MODELS
 
 Damage = Callable[[onnx.ModelProto], object]
 
@@ -269,6 +270,11 @@ def test_a_fixed_scale_has_no_check() -> None:
 @pytest.mark.parametrize("target", [name for name in TARGETS if not TARGETS[name].in_place])
 def test_targets_of_every_runtime(target: str) -> None:
     assert "values, scale 1, 1024, 8192; 4 runs" in tried(free(), target=target)
+
+
+def test_training_operators() -> None:
+    """Where the runtime has none, the original runs in its standard form."""
+    assert "values, scale 1, 1024, 8192; 12 runs" in tried(onnx.load(MODELS / "ort" / "bce.onnx"))
 
 
 @pytest.mark.training
