@@ -107,7 +107,7 @@ class _Trial:
         self._stamp = read_stamp(scaled, "the scaled step")
         values = values_by_name(prepared.graph)
         self._losses = [values[name] for name in found["losses"] if name in values]
-        # Scalars that the forward pass ends in: the losses, and what may be one.
+        # The ends of the forward pass: the losses, and further scalars.
         states_next = {*states.values()}
         outputs = (v for v in prepared.graph.outputs if is_float(v) and is_scalar(v) and v.name not in states_next)
         self._heads = list(dict.fromkeys((*self._losses, *outputs)))
@@ -121,7 +121,7 @@ class _Trial:
         except VerifyError as error:
             raise _UntriedError(str(error)) from error
         try:
-            # What a step writes in place is seen in its feeds; weights in other files are not read.
+            # State that a step writes in place is read in its feeds; weights in other files are not read.
             tensors = {name: scaled.graph.initializers[name].const_value for name in found["in_place"]}
             self._held = {n: t.numpy() for n, t in tensors.items() if t and not isinstance(t, ir.ExternalTensor)}
             self._scaled = self._load([scaled], "the scaled step", self._held)
@@ -190,7 +190,7 @@ class _Trial:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _compare(self) -> str:
-        """Compare values at several scales; return what was compared."""
+        """Compare values at several scales, and describe the comparison."""
         name = self._stamp.names.get(ScaledValue.LOSS_SCALE)
         scales: Sequence[float | None] = SCALES if name in self._scaled.inputs else (None,)
         applied = list[float | None]()

@@ -273,7 +273,7 @@ def test_targets_of_every_runtime(target: str) -> None:
 
 
 def test_training_operators() -> None:
-    """Where the runtime has none, the original runs in its standard form."""
+    """On a runtime without them, the original runs in its standard form."""
     assert "values, scale 1, 1024, 8192; 12 runs" in tried(onnx.load(MODELS / "ort" / "bce.onnx"))
 
 
