@@ -73,6 +73,7 @@ def call_in_child(function: str, *arguments: Any, seconds: int, memory: int) -> 
 
 
 _LATE = b"late"
+_LATER = 2  # seconds after which the system ends a process that does not end itself
 
 
 def _read(source: int, end: float) -> bytes:
@@ -152,19 +153,24 @@ def watching(seconds: int, memory: int | None) -> Iterator[None]:
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        with contextlib.nullcontext() if memory is None or os.name == "nt" else _limited_memory(memory):
+        with contextlib.nullcontext() if os.name == "nt" else _limited(seconds + _LATER, memory):
             yield
     finally:
         done.set()
 
 
 @contextlib.contextmanager
-def _limited_memory(memory: int) -> Iterator[None]:
+def _limited(seconds: int, memory: int | None) -> Iterator[None]:
+    """Set limits of this process: the system ends one whose runtime lets no other thread of Python run."""
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_lower(soft, _present_size() + memory), hard))
+    limits = {resource.RLIMIT_CPU: int(time.process_time()) + seconds}
+    limits |= {} if memory is None else {resource.RLIMIT_AS: _present_size() + memory}
+    before = {kind: resource.getrlimit(kind) for kind in limits}
+    for kind, (soft, hard) in before.items():
+        resource.setrlimit(kind, (_lower(soft, limits[kind]), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        for kind, pair in before.items():
+            resource.setrlimit(kind, pair)

@@ -211,6 +211,14 @@ def test_a_penalty_whose_gradient_is_added_behind_the_check(update: str) -> None
         tried(write(PENALTY + update))
 
 
+def test_a_moment_that_joins_a_penalty_behind_the_check() -> None:
+    """The moment is no parameter, and its next value depends on a gradient."""
+    update = "  w_next = Sub(w, u)\n  p = Mul(off, rate)\n  up = Add(m, u)\n  m_next = Add(up, p)\n"
+    model = write(PENALTY + update, ", float[3,2] m", ", float[3,2] m_next")
+    with pytest.raises(TrialError, match="with anchor = inf at element 3, the step is applied, and state 'm' is not"):
+        tried(model, roles={"states": {"w_next": "w", "m_next": "m"}})
+
+
 def test_a_parameter_whose_gradient_is_no_gradient() -> None:
     """By wrong answers, a linear head beside a network has a metric, and its update depends on no gradient."""
     text = (Path(__file__).parents[2] / "cases" / "linear_head_beside_network.onnxtxt").read_text(encoding="utf-8")
