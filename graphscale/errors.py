@@ -132,6 +132,10 @@ class ProofError(GraphscaleError):
     """The rewritten graph failed the static proof. This is a defect of graphscale, not of the input."""
 
 
+class TrialError(GraphscaleError):
+    """The scaled step does other things than its original when both run, or a skip does not keep its state finite."""
+
+
 class OutputError(GraphscaleError):
     """The result cannot be written to the given path."""
 

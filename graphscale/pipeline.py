@@ -98,6 +98,7 @@ def scale(
     gradient_dtype: str | None = None,
     telemetry: bool | str | passes.AddTelemetry = False,
     autocast: str | passes.Autocast | None = None,
+    trial: bool = False,
 ) -> ScaledModel:
     """Put loss scaling into a training graph. The model given is not changed.
 
@@ -125,6 +126,8 @@ def scale(
             forward pass that was not finite; "ranges,activations" does both.
         autocast: put the graph into mixed precision first: "float16", "bfloat16", or an `Autocast` pass; see
             `graphscale.autocast`.
+        trial: run the scaled step beside the original in a child process with limits, where a runtime is installed, as
+            the command line does. A library starts no process unasked.
 
     Raises:
         GraphscaleError: the input is not acceptable; each kind is a class of `graphscale.errors`.
@@ -142,6 +145,7 @@ def scale(
         own = _find_own_scale(work, hints)
         warnings += [] if own is None else own.refuse(name)
         replaced = replace_training_ops(work, chosen)
+        prepared = work.clone() if trial else None
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
@@ -168,6 +172,10 @@ def scale(
         _stamp(step, report, counting).write(work)
     if chosen.plain:
         report = _lower(work, chosen)
+    if prepared is not None:
+        from graphscale.step.step_trial import try_scaled  # for those who ask
+
+        report = try_scaled(model, prepared, work, report)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

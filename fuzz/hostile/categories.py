@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from fuzz.hostile import bombs, disclosure, loss, state_files, terminal, tracebacks
+from fuzz.hostile import bombs, disclosure, loss, slow, state_files, terminal, tracebacks
 from fuzz.hostile.runner import Category, Kind
 
 _STATE_FILES: dict[str, Kind] = {
@@ -14,5 +14,5 @@ _STATE_FILES: dict[str, Kind] = {
 _STATES = Category(
     "state", "a checkpoint that was changed or forged is refused in one line that names it", _STATE_FILES
 )
-_ALL = (disclosure.CATEGORY, terminal.CATEGORY, bombs.CATEGORY, tracebacks.CATEGORY, loss.CATEGORY, _STATES)
-CATEGORIES: dict[str, Category] = {each.name: each for each in _ALL}
+_FOLDERS = (disclosure.CATEGORY, terminal.CATEGORY, bombs.CATEGORY, slow.CATEGORY, tracebacks.CATEGORY, loss.CATEGORY)
+CATEGORIES: dict[str, Category] = {each.name: each for each in (*_FOLDERS, _STATES)}

@@ -7,6 +7,7 @@ terminal shows, and no traceback; a refusal is one line on stderr and exit code 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import faulthandler
 import hashlib
@@ -36,6 +37,7 @@ _TERMINAL = {"COLUMNS": "20000", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "TERM"
 _LARGE = 2**26  # bytes; of larger files the ends are compared
 _CHECKS = ("verify", "lint", "diff", "inspect")  # these end with 1, too
 _TRACES = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Python error|\w+Warning: ")
+_PROGRESS = re.compile(rb"^graphscale: \d+ s(, \d+ of \d+)?: .*\n", re.MULTILINE)  # of slow machines
 CODES = collections.Counter[int]()  # of all processes
 _UNSHOWN = {"Cc", "Cf", "Cn", "Cs", "Co", "Zl", "Zp"}
 
@@ -158,9 +160,15 @@ def _wait(pid: int) -> tuple[int, bool, int]:
 
 
 def _usage(pid: int) -> tuple[str, int]:
-    """Return the state of a process, and its CPU time."""
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return fields[0], int(fields[11]) + int(fields[12])
+    """Return the state of a process, and the CPU time of it and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    states, ticks = [], 0
+    for each in (str(pid), *children):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a child that has ended
+            fields = Path(f"/proc/{each}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            states.append(fields[0])
+            ticks += int(fields[11]) + int(fields[12])
+    return "R" if "R" in states else states[0], ticks
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -229,7 +237,7 @@ def find_fault(words: Sequence[str], outcome: Outcome, codes: Collection[int] | 
     if outcome.code not in codes:
         return f"exit code {outcome.code}: {err}"
     if outcome.code == 2:
-        lines = outcome.err.split(b"\n")
+        lines = _PROGRESS.sub(b"", outcome.err).split(b"\n")
         if len(lines) != 2 or lines[1] or not lines[0].startswith(b"graphscale: ") or len(lines[0]) < 20:
             return f"no single line on stderr: {err}"
         if len(lines[0]) > 10_000:

@@ -95,6 +95,7 @@ class Report(Summary):
         proved: True if the static proof was run on the result.
         replaced: `{operator: nodes}` of training operators for which the target has no kernel.
         autocast: the report of mixed precision, as a dict; None without it.
+        trial: the result of the trial, or the reason for none; None if none was asked for.
     """
 
     loss: str
@@ -117,6 +118,7 @@ class Report(Summary):
     replaced: dict[str, int] = dataclasses.field(default_factory=dict)
     autocast: dict[str, Any] | None = None
     roles: tuple[RoleEntry, ...] = ()
+    trial: str | None = None
 
     @property
     def coverage_text(self) -> str:
@@ -152,6 +154,7 @@ class Report(Summary):
             if isinstance(value, tuple)
             else copy.deepcopy(value)
             for name, value in vars(self).items()
+            if (name, value) != ("trial", None)
         }
 
 

@@ -14,6 +14,7 @@ import typer
 
 from graphscale.cli import options
 from graphscale.cli.options import option
+from graphscale.cli.running import running
 from graphscale.cli.show import list_counts, print_json, say, shorten, show_report, show_rows, show_text
 from graphscale.errors import GraphscaleError
 
@@ -85,7 +86,10 @@ def inspect(
             path.write_text(roles_file(report.roles), encoding="utf-8")
     if html is not None:
         drawing.write_page(drawing.draw_inspection(model, report, model.name, hints, whole=whole), html)
-    checked = check(model, feeds, hints, seed=seed, dims=options.parse_dims(dim)) if check_gradients else None
+    checked = None
+    if check_gradients:
+        with running([model]):
+            checked = check(model, feeds, hints, seed=seed, dims=options.parse_dims(dim))
     more = {} if checked is None else {"gradient_check": checked.to_dict()}
     show_report(report, f"{model}" if html is None else f"{model} drawn -> {html}", more)
     if checked is not None:

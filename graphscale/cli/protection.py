@@ -32,6 +32,12 @@ _LIMITS = {
     "max_bytes": Annotated[
         int | None, _limit("Refuse packed files of more bytes, unpacked. Default: 1073741824.", min=1)
     ],
+    "max_seconds": Annotated[
+        int | None, _limit("End runs of a model after this CPU time. Default: 300; of the trial 5.", min=1)
+    ],
+    "max_memory": Annotated[
+        int | None, _limit("End runs of a model with more bytes of memory. Default: 2 GiB or more.", min=1)
+    ],
 }
 
 

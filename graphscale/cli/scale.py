@@ -58,12 +58,15 @@ def scale(
     telemetry_every: Annotated[
         int | None, _telemetry("Measure the gradients every N-th step. Default: 100.", metavar="N")
     ] = None,
+    no_try: Annotated[bool, option("Do not run the scaled step beside the original.")] = False,
     no_lower: Annotated[bool, _output("For a folder: leave the models plain, at a higher cost on a CPU.")] = False,
     target: options.Target = None,
     force: options.Force = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Put loss scaling into a training graph: scale, unscale, check, update, guard, and prove it.
+    """Put loss scaling into a training graph: scale, unscale, check, update, guard, prove it, and try it.
+
+    Where ONNX Runtime is installed, the scaled step runs beside the original, in a process of its own with limits.
 
     MODEL may also be a folder of artifacts of an ONNX Runtime training session; then the output is a folder, too.
 
@@ -84,6 +87,7 @@ def scale(
         "--expose-scaled-loss": expose_scaled_loss,
         "--gradient-dtype": gradient_dtype,
         "--telemetry": telemetry is not None,
+        "--no-try": no_try,
     }
     counting = None if telemetry is None else AddTelemetry.of(telemetry or True)
     if telemetry_every is not None:
@@ -113,6 +117,7 @@ def scale(
             expose_scaled_loss=expose_scaled_loss,
             gradient_dtype=gradient_dtype,
             telemetry=counting or False,
+            trial=not no_try,
             **common,
         )
         report = result.report

@@ -207,6 +207,8 @@ def show_summary(report: Report, title: str) -> None:
     print_json(report.to_dict)
     say(title)
     say(f"coverage: {report.coverage_text}" + (f"; proof: {_PROOF}" if report.proved else ""))
+    if report.trial is not None:
+        say(f"trial: {report.trial}")
     warn(report.warnings)
 
 
@@ -245,5 +247,7 @@ def _rows(report: Report) -> list[tuple[str, list[str]]]:
         for name, counts in report.inserted.items():
             rows.append((f"  {name}", [list_counts(counts)]))
         rows.append(("proof", [_PROOF]))
+    if report.trial is not None:
+        rows.append(("trial", report.trial.split("; ")))
     rows.extend(("renamed", [f"{wanted} was taken: {given}"]) for wanted, given in report.renamed.items())
     return rows

@@ -15,6 +15,7 @@ from rich.console import Console
 from graphscale.cli import display
 from graphscale.cli.options import BUCKET_SIZE, Provider, argument, option, refuse_one_file
 from graphscale.cli.progress import Tally, show_table
+from graphscale.cli.running import running
 from graphscale.cli.show import is_verbose, make_console, make_text, print_json
 from graphscale.errors import TrainingError
 from graphscale.process.streams import tell
@@ -126,7 +127,8 @@ def train(
     options = Options(**{**same, "feeds": feed or (), "providers": provider or ()})
     if replicas is None and launched_size() == 1:
         _refuse_alone(given)
-        _run(options, Run(options), make_console())
+        with running([step], training=True):
+            _run(options, Run(options), make_console())
         return
     from graphscale.replicas.replica_world import ReplicaWorld
 

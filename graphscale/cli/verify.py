@@ -9,6 +9,7 @@ import numpy as np
 
 from graphscale.cli import options
 from graphscale.cli.options import argument, option
+from graphscale.cli.running import running
 from graphscale.cli.show import EscapedTable, join_command, make_console, make_text, print_json, say
 from graphscale.files import writing
 from graphscale.files.descriptors import is_stream
@@ -75,28 +76,29 @@ def verify(
 
     if save_counterexample is not None:
         writing.check_new_output(save_counterexample)
-    report = verify_graphs(
-        original,
-        scaled if half is None else (scaled, half),
-        runs=runs,
-        tolerance=tolerance,
-        providers=provider,
-        seed=seed,
-        feeds=feeds,
-        dims=options.parse_dims(dim),
-        loss=loss,
-        place=seed_edge,
-        gradients=gradient,
-        updates=options.parse_updates(update),
-        roles=options.read_roles(roles),
-        keep=keep,
-        force_roles=force_roles,
-        numeric=numeric,
-        trained=trained,
-        derivatives=derivatives,
-        replay=replay,
-        progress=report_stage,
-    )
+    with running([original, scaled], provider):
+        report = verify_graphs(
+            original,
+            scaled if half is None else (scaled, half),
+            runs=runs,
+            tolerance=tolerance,
+            providers=provider,
+            seed=seed,
+            feeds=feeds,
+            dims=options.parse_dims(dim),
+            loss=loss,
+            place=seed_edge,
+            gradients=gradient,
+            updates=options.parse_updates(update),
+            roles=options.read_roles(roles),
+            keep=keep,
+            force_roles=force_roles,
+            numeric=numeric,
+            trained=trained,
+            derivatives=derivatives,
+            replay=replay,
+            progress=report_stage,
+        )
     command = None
     if report.counterexample is not None:
         case = replay

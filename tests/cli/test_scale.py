@@ -82,12 +82,13 @@ def test_the_table(tmp_path: Path) -> None:
     assert counts["guard-updates"] == {"Where": 8}
 
 
-def test_two_lines_by_default(tmp_path: Path) -> None:
-    printed = succeed(tmp_path, "scale", MOMENTUM, "-o", "scaled.onnx")
-    assert printed.splitlines() == [
+def test_three_lines_by_default(tmp_path: Path) -> None:
+    *lines, trial = succeed(tmp_path, "scale", MOMENTUM, "-o", "scaled.onnx").splitlines()
+    assert lines == [
         f"{MOMENTUM} scaled -> scaled.onnx",
         "coverage: 100 % (3 of 3 backward contractions); proof: every output and carried state is free of the scale",
     ]
+    assert trial.startswith("trial: tried on ONNX Runtime ")
 
 
 def test_a_long_table_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
@@ -100,8 +101,9 @@ def test_a_long_table_is_cut_and_says_where_the_rest_is(tmp_path: Path) -> None:
 def test_json_is_the_report(name: str, tmp_path: Path) -> None:
     path, output = MODELS / f"{name}.onnx", tmp_path / "scaled.onnx"
     printed = succeed(None, "scale", path, "-o", output, "--json")
-    expected = json.loads(json.dumps(gs.scale(path).report.to_dict()))
+    expected = json.loads(json.dumps(gs.scale(path, trial=True).report.to_dict()))
     assert json.loads(printed) == expected
+    assert expected.pop("trial").startswith("tried on ONNX Runtime ")
     assert json.loads(json.dumps(gs.inspect(output).to_dict())) == expected
 
 

@@ -23,7 +23,7 @@ from graphscale.process import streams
 
 pytestmark = pytest.mark.static
 
-TRIES = {"disclosure": 90, "terminal": 90, "bombs": 39, "tracebacks": 88, "loss": 25, "state": 60}
+TRIES = {"disclosure": 90, "terminal": 90, "bombs": 39, "slow": 8, "tracebacks": 88, "loss": 25, "state": 60}
 
 
 def runnable(category: Category) -> Category:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -151,6 +152,7 @@ class Runner:
         fresh: True for a new session in each run, so that random numbers start from their seeds.
         runs: number of runs.
         required: the inputs that must be fed.
+        written: the inputs that the graph writes in place.
 
     Raises:
         VerifyError: ONNX Runtime cannot load the model.
@@ -170,7 +172,7 @@ class Runner:
         self.required = {value.name for value in self._session.get_inputs()}
         self.inputs = self.required | {value.name for value in self._session.get_overridable_initializers()}
         self.outputs = tuple(value.name for value in self._session.get_outputs())
-        self._written = {n.inputs[0].name for n in model.graph if n.domain == MICROSOFT and n.inputs and n.inputs[0]}
+        self.written = {n.inputs[0].name for n in model.graph if n.domain == MICROSOFT and n.inputs and n.inputs[0]}
 
     def run(self, feeds: Mapping[str, Any]) -> Results:
         """Run once, on copies of the model's feeds.
@@ -202,7 +204,7 @@ class Runner:
         device = "cuda" if self._cuda else "cpu"
         held = {}
         for name, array in feeds.items():
-            on_device = self._cuda and name in self._written
+            on_device = self._cuda and name in self.written
             held[name] = ort.OrtValue.ortvalue_from_numpy(array, device, 0) if on_device else to_ort_value(name, array)
         binding = self._session.io_binding()
         for name, value in held.items():
@@ -210,7 +212,7 @@ class Runner:
         for name in self.outputs:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
-        left = {name: np.array(held[name].numpy()) if name in self._written else feeds[name] for name in feeds}
+        left = {name: np.array(held[name].numpy()) if name in self.written else feeds[name] for name in feeds}
         return binding.copy_outputs_to_cpu(), left
 
     def _open(self) -> Any:
@@ -236,9 +238,15 @@ class Runner:
 def _source(model: ir.Model, folder: Path) -> Path | bytes:
     """Return the model as bytes, or as a new file for external or large weights."""
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    if any(isinstance(t, ir.ExternalTensor) for t in tensors) or sum(t.nbytes for t in tensors) > _LARGE:
+    external = [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+    # ONNX Runtime maps the files that a model without a path names in the present folder.
+    if any(map(_lies_elsewhere, external)) or sum(t.nbytes for t in tensors if t not in external) > _LARGE:
         path = folder / "model.onnx"
         ir.save(model, path, format="protobuf", external_data="weights")
         return path
     data: bytes = ir.to_proto(model).SerializeToString()
     return data
+
+
+def _lies_elsewhere(tensor: ir.ExternalTensor) -> bool:
+    return os.path.realpath(tensor.base_dir) != os.getcwd()

@@ -1,0 +1,294 @@
+"""The trial of a scaled step: both graphs run on drawn feeds, and on feeds with one number that is not finite.
+
+It believes no analysis: the file loads, its interface is the original's, its values are the original's at any scale,
+and no state that was finite becomes non-finite where it depends on a gradient, or where the loss shows it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.checks.running.private import Copy, Results, Runner, find_unseeded
+from graphscale.checks.running.random_feeds import STYLES, Feeder
+from graphscale.checks.verification.verify_report import compare_values, is_finite
+from graphscale.errors import VerifyError
+from graphscale.files.external_data import external_tensors
+from graphscale.files.tensor_files import Arrays
+from graphscale.flow.support import reach
+from graphscale.graph.stamp import read_stamp
+from graphscale.graph.values import is_float, is_scalar, values_by_name
+from graphscale.graph.walks import ancestors
+from graphscale.pipeline import Model, open_copy
+from graphscale.policy.names import ScaledValue
+from graphscale.process.summary import few
+
+__all__ = ["run_trial"]
+
+SCALES = (1.0, 2.0**10, 2.0**13)
+KINDS = (np.inf, np.nan)
+_MOST = 32  # inputs that are made non-finite
+# Allowed errors, relative to the largest element: a wrong value is far off, and rounding depends on the scale.
+_TOLERANCE, _SMALL_TOLERANCE = 2.0**-10, 2.0**-4
+_SMALL = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+
+
+class _UntriedError(Exception):
+    """The original cannot be tried."""
+
+
+class _FaultError(Exception):
+    """The scaled step does other things than its original."""
+
+
+def run_trial(
+    original: Model, prepared: ir.Model, scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
+) -> dict[str, str]:
+    """Try a scaled step, in a process of its own.
+
+    Args:
+        original: the original.
+        prepared: the original, with the training operators replaced that the target lacks.
+        scaled: the scaled model.
+        found: the names of the `losses`, `gradients` and `batches` in the original, and of states `in_place`; `mixed`:
+            it was put into mixed precision.
+        states: `{input: output}` of the original's carried state.
+
+    Returns:
+        `text`, the result for the report, or `fault`.
+    """
+    try:
+        first = open_copy(original)[0]
+        _enter_folder(first)
+        written = {states.get(name) for name in found["in_place"]}
+        _compare_ends("input", first.graph.inputs, scaled.graph.inputs)
+        _compare_ends("output", [v for v in first.graph.outputs if v.name not in written], scaled.graph.outputs)
+        trial = _Trial((first, prepared), scaled, found, states)
+        with np.errstate(all="ignore"):
+            return {"text": "; ".join(trial.run())}
+    except (_UntriedError, _FaultError) as result:
+        text = str(result)
+        if "allocat" in text:
+            raise MemoryError from result
+        return {"fault": text} if isinstance(result, _FaultError) else {"text": f"not tried: {text}"}
+
+
+def _enter_folder(model: ir.Model) -> None:
+    """Enter the folder of external weights, so that ONNX Runtime maps them, and nothing else reads them."""
+    folders = {os.fspath(tensor.base_dir) for tensor in external_tensors(model).values()}
+    if len(folders) > 1:
+        raise _UntriedError("its weights lie in several folders")
+    os.chdir(next(iter(folders), os.curdir) or os.curdir)
+
+
+def _compare_ends(kind: str, ends: Sequence[ir.Value], others: Sequence[ir.Value]) -> None:
+    """Compare the names, the order and the types of inputs or outputs: those of scaling are added at the end."""
+    for value, other in itertools.zip_longest(ends, others[: len(ends)]):
+        if other is None or value.name != other.name:
+            raise _FaultError(f"{kind} {value.name!r} is missing, or at another place")
+        if value.dtype not in (None, other.dtype):
+            raise _FaultError(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
+
+
+class _Trial:
+    """Both graphs, loaded, and a batch with finite results."""
+
+    def __init__(
+        self, originals: Sequence[ir.Model], scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
+    ) -> None:
+        prepared = originals[-1]
+        self._graph, self._states, self._mixed = prepared.graph, states, found["mixed"]
+        self._stamp = read_stamp(scaled, "the scaled step")
+        values = values_by_name(prepared.graph)
+        self._losses = [values[name] for name in found["losses"] if name in values]
+        # The ends of the forward pass: the losses, and further scalars.
+        states_next = {*states.values()}
+        outputs = (v for v in prepared.graph.outputs if is_float(v) and is_scalar(v) and v.name not in states_next)
+        self._heads = list(dict.fromkeys((*self._losses, *outputs)))
+        self._batches = {values[name] for name in found["batches"] if name in values}
+        self._gradients = [values[name] for name in found["gradients"] if name in values]
+        self._seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(prepared.graph), 1)}
+        self._small = any(v.dtype in _SMALL for node in scaled.graph.all_nodes() for v in node.outputs)
+        try:
+            self._feeder = self._make_feeder(prepared)
+            self._original = self._load(originals, "the original")
+        except VerifyError as error:
+            raise _UntriedError(str(error)) from error
+        try:
+            # State that a step writes in place is read in its feeds; weights in other files are not read.
+            tensors = {name: scaled.graph.initializers[name].const_value for name in found["in_place"]}
+            self._held = {n: t.numpy() for n, t in tensors.items() if t and not isinstance(t, ir.ExternalTensor)}
+            self._scaled = self._load([scaled], "the scaled step", self._held)
+        except VerifyError as error:
+            raise _FaultError(f"{error}, and it loads the original") from error
+        self._feeds, self._expected = self._draw()
+
+    def _load(self, models: Sequence[ir.Model], what: str, fed: Iterable[str] = ()) -> Runner:
+        """Load the first of some models that the runtime can load, with seeds for random operators."""
+        copy = Copy(models[0])
+        copy.feed(fed)
+        copy.give_seeds({name: seed for name, seed in self._seeds.items() if name in copy.values})
+        copy.spell_out_finite_checks()
+        try:
+            runner = Runner(copy.model, None, what)
+        except VerifyError:
+            if not models[1:]:
+                raise
+            return self._load(models[1:], what)
+        runner.fresh = bool(self._seeds)
+        return runner
+
+    def _make_feeder(self, original: ir.Model) -> Feeder:
+        loss = self._losses[0] if self._losses else original.graph.outputs[0]
+        # State with an initializer begins at it: external weights are not read here.
+        bare = [name for name in self._states if name not in original.graph.initializers]
+        return Feeder(original, bare, loss, {}, {})
+
+    def _draw(self) -> tuple[Arrays, Results]:
+        """Draw feeds on which the original computes finite losses and states."""
+        random, reason = np.random.default_rng(0), "it computes no finite loss and states on random feeds"
+        wanted = {*(value.name for value in self._losses), *self._states.values()}
+        for style in STYLES:
+            feeds = self._feeder.draw(random, style)
+            try:
+                expected = self._original.run(feeds)
+            except VerifyError as error:
+                reason = str(error)
+                continue
+            if all(is_finite(array) for name, array in expected.outputs.items() if name in wanted):
+                return feeds, expected
+        raise _UntriedError(reason)
+
+    def run(self) -> Iterator[str]:
+        """Try everything; yield what was tried."""
+        import onnxruntime as ort
+
+        yield f"tried on ONNX Runtime {ort.__version__}: {self._compare()}"
+        if ScaledValue.ALL_FINITE not in self._stamp.names:
+            yield "its fixed scale is not checked, and no input was made non-finite"
+            return
+        inputs = self._inputs()
+        stored = dict[str, str]()
+        runs = sum(self._poison(name, number, stored) for name in inputs for number in KINDS)
+        yield f"{runs} runs with inf or nan in one of {len(inputs)} inputs keep the state finite"
+        if stored:
+            cases = few([f"{state!r} with {case}" for state, case in stored.items()], 2)
+            yield f"state that only stores its batch, or is no parameter, is not finite next: {cases}"
+
+    def _run_scaled(self, feeds: Arrays) -> Arrays:
+        """Run the scaled step; return its outputs, and the next values of states under the names in the original."""
+        results = self._scaled.run({**self._held, **feeds})
+        written = {output: results.left[state] for state, output in self._states.items() if state in self._held}
+        return {**results.outputs, **written}
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def _compare(self) -> str:
+        """Compare values at several scales, and describe the comparison."""
+        name = self._stamp.names.get(ScaledValue.LOSS_SCALE)
+        scales: Sequence[float | None] = SCALES if name in self._scaled.inputs else (None,)
+        applied = list[float | None]()
+        for scale in scales:
+            more: Arrays = {} if scale is None or name is None else {name: np.asarray(scale, dtype=np.float32)}
+            try:
+                got = self._run_scaled({**self._feeds, **more})
+            except VerifyError as error:
+                raise _FaultError(str(error)) from error
+            applied += [scale] if self._is_applied(got) else []
+            if (fault := self._find_difference(got)) is not None and self._repeats():
+                raise _FaultError(fault if scale is None else f"at scale {scale:g}, {fault}")
+        if not applied:
+            return "the interface; the gradients overflow at all scales"
+        numbers = ", ".join("its own" if scale is None else f"{scale:g}" for scale in applied)
+        return f"{'the interface' if self._mixed else 'interface and values'}, scale {numbers}"
+
+    def _find_difference(self, got: Arrays) -> str | None:
+        """Return the first difference of a step from the original; mixed precision rounds otherwise."""
+        tolerance = _SMALL_TOLERANCE if self._small else _TOLERANCE
+        is_applied, losses = self._is_applied(got), {value.name for value in self._losses}
+        for name, wanted in self._expected.outputs.items():
+            if name in got and not self._mixed and (is_applied or name in losses):
+                found = compare_values(name, wanted, got[name], "as in the original", tolerance, 2.0**-18)
+                if (first := next(found, None)) is not None:
+                    return str(first)
+        return None
+
+    def _is_applied(self, got: Arrays) -> bool:
+        flag = self._stamp.names.get(ScaledValue.ALL_FINITE)
+        return bool(np.all(got.get(flag or "", True)))
+
+    @functools.cache  # noqa: B019
+    def _repeats(self) -> bool:
+        """Return whether the original gives the same values again: it may draw random numbers in a body."""
+        again = self._original.run(self._feeds).outputs
+        return all(array.tobytes() == again[name].tobytes() for name, array in self._expected.outputs.items())
+
+    # --- numbers that are not finite ----------------------------------------------------------------------------------
+
+    def _inputs(self) -> list[str]:
+        """Return the fed floating-point inputs of the forward pass that are no carried state, at most some of them."""
+        above = {value.name for value in (*ancestors(self._losses), *ancestors(self._heads) & self._batches)}
+        fed = (name for name in self._feeds if name in above and name not in self._states)
+        return [name for name in fed if self._feeds[name].dtype.kind not in "biu" and self._feeds[name].size][:_MOST]
+
+    def _poison(self, name: str, number: float, stored: dict[str, str]) -> bool:
+        """Run a step with one number that is not finite; return whether it could be run."""
+        array = self._feeds[name].copy()
+        array.reshape(-1)[array.size // 2] = number
+        feeds, case = {**self._feeds, name: array}, f"{name} = {number} at element {array.size // 2}"
+        try:
+            got = self._run_scaled(feeds)
+        except VerifyError as error:
+            self._run_original(feeds, f"with {case}, {error}")
+            return False
+        bad = [state for state in self._states if not self._stays_finite(state, got)]
+        if not bad:
+            return True
+        fault = None
+        for state in bad:
+            if state in self._reached or (state in self._parameters and self._shows(feeds, case)):
+                fault = fault or state
+            else:
+                stored.setdefault(state, case)
+        if fault is None:
+            return True
+        text = f"with {case}, the step is applied, and state {fault!r} is not finite"
+        return self._run_original(feeds, text)
+
+    def _run_original(self, feeds: Arrays, fault: str) -> bool:
+        """Raise the fault if the original can run with these feeds, too; else the case says nothing."""
+        try:
+            self._original.run(feeds)
+        except VerifyError:
+            return False
+        raise _FaultError(fault)
+
+    def _stays_finite(self, state: str, got: Arrays) -> bool:
+        following = got.get(self._states[state])
+        return following is None or is_finite(np.asarray(following))
+
+    def _shows(self, feeds: Arrays, case: str) -> bool:
+        """Return whether some scalar of the original is not finite."""
+        try:
+            outputs = self._original.run(feeds).outputs
+        except VerifyError:
+            return False
+        return any(array.ndim == 0 and not is_finite(array) for array in outputs.values())
+
+    @functools.cached_property
+    def _reached(self) -> set[str]:
+        """The states whose next value depends on a gradient."""
+        behind = {value.name for value in reach(self._graph, self._gradients)}
+        return {state for state, output in self._states.items() if output in behind}
+
+    @functools.cached_property
+    def _parameters(self) -> set[str | None]:
+        """The names above a loss; above a scalar that may be one, those of tensors: others may be its average."""
+        others = (value for value in ancestors(self._heads) if not is_scalar(value))
+        return {value.name for value in (*ancestors(self._losses), *others)}
