@@ -233,7 +233,7 @@ class _Trial:
 
     def _inputs(self) -> list[str]:
         """Return the fed floating-point inputs of the forward pass that are no carried state, at most some of them."""
-        above = {value.name for value in (*ancestors(self._losses), *ancestors(self._heads) & self._batches)}
+        above = self._trained | {value.name for value in ancestors(self._heads) & self._batches}
         fed = (name for name in self._feeds if name in above and name not in self._states)
         return [name for name in fed if self._feeds[name].dtype.kind not in "biu" and self._feeds[name].size][:_MOST]
 
@@ -251,8 +251,10 @@ class _Trial:
         if not bad:
             return True
         fault = None
+        # A number behind the forward pass of training, such as a validation batch, is behind the finite check.
+        reached = self._reached if name in self._trained else set[str]()
         for state in bad:
-            if state in self._reached or (state in self._parameters and self._shows(feeds, case)):
+            if state in reached or (state in self._parameters and self._shows(feeds, case)):
                 fault = fault or state
             else:
                 stored.setdefault(state, case)
@@ -288,7 +290,12 @@ class _Trial:
         return {state for state, output in self._states.items() if output in behind}
 
     @functools.cached_property
+    def _trained(self) -> set[str | None]:
+        """The names above a loss."""
+        return {value.name for value in ancestors(self._losses)}
+
+    @functools.cached_property
     def _parameters(self) -> set[str | None]:
         """The names above a loss; above a scalar that may be one, those of tensors: others may be its average."""
         others = (value for value in ancestors(self._heads) if not is_scalar(value))
-        return {value.name for value in (*ancestors(self._losses), *others)}
+        return self._trained | {value.name for value in others}
