@@ -15,7 +15,7 @@ from tests.conftest import assert_all_same_bits, run_once
 pytestmark = pytest.mark.static
 
 
-# The gradient of a penalty, which no contraction computes, is taken for a forward value.
+# The gradient of a penalty, which no contraction computes, counts as a forward value.
 REFUSED = "elastic weights that move"
 FAILS = pytest.mark.xfail(strict=True, reason="refused")
 KINDS = [pytest.param(kind, marks=FAILS if kind == REFUSED else ()) for kind in ASKED]
