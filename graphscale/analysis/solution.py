@@ -111,7 +111,7 @@ class Solution:
             and place.value not in topology.tail
             and place.value not in topology.target_dependent
             and topology.late_inputs(place.value) == 0
-        ) or _find_places_behind_gradients(self.solver)
+        )
 
     @functools.cached_property
     def read(self) -> Set[ir.Value]:
