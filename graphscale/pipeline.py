@@ -175,7 +175,7 @@ def scale(
     if prepared is not None:
         from graphscale.step.step_trial import try_scaled  # for those who ask
 
-        report = try_scaled(model, prepared, work, report)
+        report = try_scaled(model, prepared, work, report, answers.kept)
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -25,7 +26,7 @@ _SHARE = 8
 _PROGRAM = "graphscale.checks.verification.trial:run_trial"
 
 
-def try_scaled(original: Any, prepared: ir.Model, scaled: ir.Model, report: Report) -> Report:
+def try_scaled(original: Any, prepared: ir.Model, scaled: ir.Model, report: Report, kept: Iterable[str] = ()) -> Report:
     """Try a scaled step beside its original; return the report with the result, or the reason for none.
 
     Args:
@@ -33,13 +34,14 @@ def try_scaled(original: Any, prepared: ir.Model, scaled: ir.Model, report: Repo
         prepared: the same, with the training operators replaced that the target lacks.
         scaled: the scaled model.
         report: the report of its scaling.
+        kept: outputs that are the next values of states on skipped steps, too.
 
     Raises:
         TrialError: the scaled step does other things than its original.
     """
     report_stage("trying the scaled step")
     try:
-        found = _run((original, prepared, scaled), report)
+        found = _run((original, prepared, scaled), report, kept)
     except ChildError as error:
         return dataclasses.replace(report, trial=f"not tried: {error}")
     if fault := found.get("fault"):
@@ -49,7 +51,7 @@ def try_scaled(original: Any, prepared: ir.Model, scaled: ir.Model, report: Repo
     return dataclasses.replace(report, trial=found["text"])
 
 
-def _run(models: tuple[Any, ir.Model, ir.Model], report: Report) -> dict[str, str]:
+def _run(models: tuple[Any, ir.Model, ir.Model], report: Report, kept: Iterable[str]) -> dict[str, str]:
     limits, target = current_limits(), get_target(report.target or "")
     if importlib.util.find_spec("onnxruntime") is None:
         raise ChildError("no onnxruntime is installed")
@@ -63,6 +65,7 @@ def _run(models: tuple[Any, ir.Model, ir.Model], report: Report) -> dict[str, st
     fields = {"losses": [report.loss], "gradients": [gradient.value for gradient in report.gradients]}
     fields["losses"] += [row.name for row in report.roles if row.role == "loss"]
     fields["batches"] = [row.name for row in report.roles if row.role == "batch"]
+    fields["kept"] = list(kept)
     states = {row.pair: row.name for row in report.roles if row.kind == "output" and row.pair is not None}
     fields["in_place"] = [state.input for state in report.state if state.output is None and state.input in states]
     found: dict[str, str] = call_in_child(

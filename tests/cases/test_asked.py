@@ -15,13 +15,7 @@ from tests.conftest import assert_all_same_bits, run_once
 pytestmark = pytest.mark.static
 
 
-# The gradient of a penalty, which no contraction computes, counts as a forward value.
-REFUSED = "elastic weights that move"
-FAILS = pytest.mark.xfail(strict=True, reason="refused")
-KINDS = [pytest.param(kind, marks=FAILS if kind == REFUSED else ()) for kind in ASKED]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ASKED)
 def test_the_proposals_are_right(kind: str) -> None:
     model, pairs = ASKED[kind]
     assert pairs_of(model) == pairs
@@ -47,7 +41,7 @@ def test_no_question_is_asked(kind: str) -> None:
     assert not gs.roles(ASKED[kind].model).open
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ASKED)
 def test_the_proposals_are_not_refused(kind: str) -> None:
     model, pairs = ASKED[kind]
     accepted, named = gs.scale(model, accept=True), gs.scale(model, roles=proposals(model))

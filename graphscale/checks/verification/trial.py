@@ -56,8 +56,8 @@ def run_trial(
         original: the original.
         prepared: the original, with the training operators replaced that the target lacks.
         scaled: the scaled model.
-        found: the names of the `losses`, `gradients` and `batches` in the original, and of states `in_place`; `mixed`:
-            it was put into mixed precision.
+        found: the names of the `losses`, `gradients` and `batches` in the original, of states `in_place`, and
+            of next values `kept` on skipped steps; `mixed`: it was put into mixed precision.
         states: `{input: output}` of the original's carried state.
 
     Returns:
@@ -106,6 +106,7 @@ class _Trial:
     ) -> None:
         prepared = originals[-1]
         self._graph, self._states, self._mixed = prepared.graph, states, found["mixed"]
+        self._guarded = [state for state, output in states.items() if output not in found["kept"]]
         self._stamp = read_stamp(scaled, "the scaled step")
         values = values_by_name(prepared.graph)
         self._losses = [values[name] for name in found["losses"] if name in values]
@@ -251,7 +252,7 @@ class _Trial:
         except VerifyError as error:
             self._run_original(feeds, f"with {case}, {error}")
             return False
-        bad = [state for state in self._states if not self._stays_finite(state, got)]
+        bad = [state for state in self._guarded if not self._stays_finite(state, got)]
         if not bad:
             return True
         fault = None

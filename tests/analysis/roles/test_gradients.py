@@ -141,7 +141,7 @@ STEPS = {
     # --- beside weights whose gradients leave the graph
     "an activation of the weight": (
         linear_step(nodes("p = Tanh(w)"), outputs="float[4,3] dw, float[4,3] p"),
-        {"dw": "gradient", "p": "metric?"},
+        {"dw": "gradient", "p": "next w?"},
     ),
     "an activation of the gradient": (
         linear_step(nodes("p = Tanh(dw)"), outputs="float[4,3] dw, float[4,3] p"),
