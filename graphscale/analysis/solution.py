@@ -20,7 +20,7 @@ from graphscale.analysis.updates import NEXT_STATE, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
 from graphscale.graph.values import Use, constant_number, constant_tensor, is_float, is_scalar, subgraphs
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Kind, Trait, has_trait, may_bend, rule_of
 
 __all__ = ["Solution", "solve_losses"]
 
@@ -323,7 +323,8 @@ def _solve_without_optimizer(
 def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
     """Find the places where a scale enters at a value that depends on no loss but through unscaled gradients.
 
-    A next weight is such a value, unlike the seed of a second loss, which reads the moved weight.
+    A next weight is such a value, unlike the seed of a second loss, which reads the moved weight, and unlike a bounded
+    cotangent, which is unscaled before its bound.
     """
     topology, unscaled = solver.topology, solver.plan.unscaled
     behind = topology.descendants(unscaled.keys())
@@ -331,10 +332,15 @@ def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
     losses = topology.tail | topology.targets
 
     def depends_on_loss(value: ir.Value) -> bool:
-        above = topology.ancestors([value], stop=ends.__contains__)
+        above = topology.ancestors([value], stop=(ends - {value.producer()}).__contains__)
         return any(v in losses or (v.producer() is None and topology.late_inputs(v)) for v in above)
 
-    return tuple(each for each in solver.plan.places if each.value in behind and not depends_on_loss(each.value))
+    def is_bounded(value: ir.Value) -> bool:
+        node = value.producer()
+        return node is not None and (node in topology.flat.entries or may_bend(node))
+
+    places = (each for each in solver.plan.places if each.value in behind and not is_bounded(each.value))
+    return tuple(each for each in places if not depends_on_loss(each.value))
 
 
 def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
