@@ -28,6 +28,7 @@ from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
+from graphscale.graph.walks import check_order
 from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.passes.step_proof import prove_step
@@ -145,7 +146,10 @@ def scale(
         own = _find_own_scale(work, hints)
         warnings += [] if own is None else own.refuse(name)
         replaced = replace_training_ops(work, chosen)
-        prepared = work.clone() if trial else None
+        prepared = None
+        if trial:
+            check_order(work.graph)  # a copy is made in order
+            prepared = work.clone()
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
