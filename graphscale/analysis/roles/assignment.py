@@ -8,7 +8,7 @@ A pair is certain if it is the only one left and no doubt is raised against it; 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -111,6 +111,8 @@ def _propose(
     facts, outputs = step.facts, step.outputs
     freed = {outputs[output].pair for output in doubts}
     others = {output for output, row in rows.items() if not freed.isdisjoint(row)}
+    left = [outputs[output].pair for output, (_, is_excluded) in doubts.items() if is_excluded]
+    others |= {o for o, each in outputs.items() if each.role is Role.METRIC and _may_be_next(facts, o, left)}
     opened = [o for o, each in outputs.items() if o in doubts or o in others or not each.certain]
     if not opened:
         return {}
@@ -139,6 +141,12 @@ def _propose(
         evidence = doubts[output][0] if output in doubts else freed_type
         found[output] = dataclasses.replace(found.get(output) or Assigned(role, ""), evidence=evidence, certain=False)
     return found
+
+
+def _may_be_next(facts: Facts, output: ir.Value, values: Iterable[ir.Value | None]) -> bool:
+    """Return whether an output may replace one of some inputs that were paired with other outputs."""
+    like = [value for value in values if value is not None and same_type(output, value)]
+    return bool(like) and not possibilities(facts, output).keys().isdisjoint(like)
 
 
 def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None, is_excluded: bool) -> bool:

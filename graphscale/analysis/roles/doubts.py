@@ -111,6 +111,8 @@ def _other_names(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it holds {value.name!r}, but is named after {by_name.name!r}", True
         elif other is not None and other is not output:
             yield output, f"it holds {value.name!r}, but {other.name!r} is named after it", True
+            if step.outputs[other].role is Role.METRIC and not step.outputs[other].is_named:
+                yield other, f"it is named after {value.name!r}", False
 
 
 def _named_metrics(step: Matched) -> Iterator[_Doubt]:
@@ -155,6 +157,20 @@ def _holds_next(step: Matched) -> Iterator[_Doubt]:
                     yield other, f"{output.name!r} holds it, and may be the next value of {pairs[other].name!r}", False
 
 
+def _composed(step: Matched) -> Iterator[_Doubt]:
+    """Doubt the sum of a weight and a function of the next values of other weights alone: their merged form."""
+    facts, pairs, topology = step.facts, step.pairs, step.facts.topology
+    weights = {output: value for output, value in pairs.items() if value in topology.forward}
+    for output, value in weights.items():
+        is_moved = facts.held_firmly(output).get(value) == 1 and facts.copied_input(output) is not value
+        if is_moved and not facts.takes_gradient(output):
+            ends = {other.producer() for other in weights if other is not output}
+            above = topology.ancestors([output], stop=ends.__contains__)
+            sources = [v for v in above if v.is_graph_input() and v is not value]
+            if not sources and any(v.producer() in ends for v in above):
+                yield output, f"it adds the next values of other weights to {value.name!r}", True
+
+
 def _negative(step: Matched) -> Iterator[_Doubt]:
     """Doubt an output that holds its input with a negative coefficient."""
     for output, value in step.pairs.items():
@@ -196,9 +212,9 @@ def _changed_batches(step: Matched) -> Iterator[_Doubt]:
     """Doubt inputs of the loss in another form: they may be batches, unless mixed with carried state alone."""
     carried, topology = {*step.pairs.values()}, step.facts.topology
     for output, value in step.pairs.items():
-        is_tensor = is_float(value) and not is_scalar(value) and step.facts.copied_input(output) is not value
+        is_tensor = is_float(value) and bool(value.shape) and step.facts.copied_input(output) is not value
         if is_tensor and value in topology.forward and output not in step.facts.behind_gradients:
-            others = [v for v in step.facts.dependence.of(output) if v is not value and not is_scalar(v)]
+            others = [v for v in step.facts.dependence.of(output) if v is not value and (v.shape or not is_scalar(v))]
             is_read, is_mixed = _is_read(step.facts, output), any(map(ir.Value.is_graph_input, others))
             if not others or (is_read and not carried.issuperset(others)):
                 is_excluded = is_read and (not is_mixed or _is_compared(step.facts, output, value, others))
@@ -293,6 +309,7 @@ _BY_NAMES = (_other_names, _named_metrics, _silent_names)
 _BY_CONTENT = (
     _exchanged,
     _holds_next,
+    _composed,
     _negative,
     _stays,
     _surplus,
