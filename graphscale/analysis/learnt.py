@@ -54,7 +54,11 @@ class GradientLikeValues:
 
     def of(self, outputs: Iterable[ir.Value]) -> list[ir.Value]:
         """Return those by which some outputs change their state, or the outputs themselves."""
-        added = [v for output in outputs for v in _find_summands(self._topology, output, self._states)]
+        summands = {output: _find_summands(self._topology, output, self._states) for output in outputs}
+        weights = self._states & self._topology.forward
+        moved = [o for o, terms in summands.items() if o not in terms and _holds_one_of(self._topology, weights, o)]
+        # Beside next weights, an output without a state is no gradient.
+        added = [v for o, terms in summands.items() if o not in terms or not moved for v in terms]
         found = (v for v in reach(added, self._above) if not self._above(v))
         found = (v for v in found if v in added or (v in self._read and is_differentiable(v)))
         moments = self._states - self._topology.forward

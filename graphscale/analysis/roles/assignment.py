@@ -112,7 +112,7 @@ def _propose(
     freed = {outputs[output].pair for output in doubts}
     others = {output for output, row in rows.items() if not freed.isdisjoint(row)}
     left = [outputs[output].pair for output, (_, is_excluded) in doubts.items() if is_excluded]
-    others |= {o for o, each in outputs.items() if each.role is Role.METRIC and _may_be_next(facts, o, left)}
+    others |= {o for o, each in outputs.items() if each.role is Role.METRIC and _may_be_next(step, o, left)}
     opened = [o for o, each in outputs.items() if o in doubts or o in others or not each.certain]
     if not opened:
         return {}
@@ -143,10 +143,12 @@ def _propose(
     return found
 
 
-def _may_be_next(facts: Facts, output: ir.Value, values: Iterable[ir.Value | None]) -> bool:
+def _may_be_next(step: Matched, output: ir.Value, values: Iterable[ir.Value | None]) -> bool:
     """Return whether an output may replace one of some inputs that were paired with other outputs."""
     like = [value for value in values if value is not None and same_type(output, value)]
-    return bool(like) and not possibilities(facts, output).keys().isdisjoint(like)
+    if is_scalar(output) and not step.pattern:
+        return bool(like)
+    return bool(like) and not possibilities(step.facts, output).keys().isdisjoint(like)
 
 
 def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None, is_excluded: bool) -> bool:
