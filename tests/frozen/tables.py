@@ -155,8 +155,8 @@ def _verify(original: onnx.ModelProto, scaled: Any) -> str:
 # --- the zoo ----------------------------------------------------------------------------------------------------------
 
 
-def _zoo_row(name: str) -> Row:
-    content, truth = pack.read(name)
+def _zoo_row(name: str, packed: Path = pack.PACKED) -> Row:
+    content, truth = pack.read(name, packed)
     model = onnx.load_from_string(content)
     origin = {"kind": truth["kind"], "exporter": truth["exporter"]}
     try:
@@ -198,6 +198,7 @@ TABLES = {
     "artifacts": Table("models", _artifact_keys, _artifact_row),
     "reports": Table("models", _names, _report_row),
     "zoo": Table("zoo", pack.names, _zoo_row),
+    "fresh": Table("zoo", lambda: pack.names(pack.FRESH), lambda name: _zoo_row(name, pack.FRESH)),
     "lint": Table("lint", _scaled_keys, _checked_row),
     "mutants": Table("mutants", damage.mutant_keys, damage.mutant_row),
     "edits": Table("mutants", damage.edit_keys, damage.edit_row),

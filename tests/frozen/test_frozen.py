@@ -48,6 +48,11 @@ def test_outcomes_of_the_zoo(key: str) -> None:
     compare("zoo", key)
 
 
+@rows_of("fresh", 8)
+def test_outcomes_of_fresh_steps(key: str) -> None:
+    compare("fresh", key)
+
+
 @rows_of("lint", 3)
 def test_verdicts_on_scaled_models(key: str) -> None:
     compare("lint", key)
