@@ -103,9 +103,10 @@ class Solution:
         if self.solver.seed is not None:
             return ()
         data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
+        places = sorted(self.solver.plan.places, key=lambda place: topology.position(place.value))
         return tuple(
             place
-            for place in self.solver.plan.places
+            for place in places
             if place.value in data
             and place.value not in topology.tail_dependent
             and place.value not in topology.tail

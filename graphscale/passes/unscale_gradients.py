@@ -53,7 +53,7 @@ class UnscaleGradients(StepPass):
         """
         if self.gradient_dtype not in (None, "float32"):
             raise GradientError(
-                f'gradient_dtype is "float32", or None for the types as they are; got {self.gradient_dtype!r}'
+                f'gradient_dtype is "float32", or None for unchanged types; got {self.gradient_dtype!r}'
             )
 
     def apply(self, step: Step, build: Builder) -> Step:

@@ -13,7 +13,7 @@ from typing import Any
 from models.zoo.steps import is_aside
 
 PACKED = Path(__file__).with_name("steps.zip")
-# The steps of the kinds `fresh-*`, all of them: written by others than the analysis, and a third was first judged at its end.
+# All steps of the kinds `fresh-*`, whose authors did not know the analysis.
 FRESH = Path(__file__).with_name("fresh.zip")
 # Larger ones, compressed, are left out; bytes.
 LARGEST = 10_000

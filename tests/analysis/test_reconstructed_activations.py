@@ -46,7 +46,7 @@ STEPS = {
         ("z", "d", "h", "s"),
         ("u1", "u2", "dw"),
     ),
-    # The continuous adjoint: the state is integrated backwards in time.
+    # The cotangent of a differential equation: the state is integrated in reversed time.
     "adjoint": (
         "float[4,4] w",
         """

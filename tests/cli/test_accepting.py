@@ -53,7 +53,7 @@ def ask_in_terminal(*arguments: Any) -> list[str]:
 
 
 def many_open(count: int) -> onnx.ModelProto:
-    """A step with so many outputs of which nothing shows the input whose next value they are."""
+    """A step with so many outputs without evidence for a pair."""
     names = [f"h{i}" for i in range(count)]
     return update_step(
         "; ".join(f"{name}_next = dw * dw" for name in names), ", ".join(f"float[4,3] {name}" for name in names)

@@ -75,7 +75,7 @@ def test_scaled_models_are_clean() -> None:
     assert all("refused" in row or row["verify"] == "accepted" for _, row in rows)
     assert all(
         codes == ({"GS608"} if "mlp_float16" in key and "refused" not in row else set())
-        for (key, row), codes in zip(rows, noticed.values())
+        for (key, row), codes in zip(rows, noticed.values(), strict=True)
     )
 
 

@@ -35,7 +35,7 @@ def widest_pattern(
     A single pair could be a coincidence, unless it is learnt, and one of its names is a part of the other.
 
     Args:
-        outputs: the outputs, all of which may have pairs.
+        outputs: the outputs; each may have a pair.
         holders: the inputs and initializers that may hold state.
         shown: the outputs that may be next values, and so show the pattern.
         is_learnt: returns whether an output is moved by a gradient.

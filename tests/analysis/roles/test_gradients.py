@@ -163,7 +163,7 @@ STEPS = {
             outputs="float[4,3] dw, float[4,3] p",
             forward=nodes("y = x @ (w + v); d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
         ),
-        {"dw": "gradient", "p": "metric?"},
+        {"dw": "gradient", "p": "next w?"},
     ),
     "the weight in float16": (
         linear_step(nodes("small = Cast(w, to=10)"), outputs="float[4,3] dw, float16[4,3] small"),
