@@ -30,7 +30,7 @@ from graphscale.graph.values import inputs_of, is_float
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
-__all__ = ["GradientLikeValues", "find_learnt_terms"]
+__all__ = ["GradientLikeValues", "find_learnt_terms", "find_summands"]
 
 _SCATTERS = ("ScatterND", "ScatterElements")
 _SUMS = ("Add", "Sub", "Sum", *_SCATTERS)
@@ -54,7 +54,7 @@ class GradientLikeValues:
 
     def of(self, outputs: Iterable[ir.Value]) -> list[ir.Value]:
         """Return those by which some outputs change their state, or the outputs themselves."""
-        summands = {output: _find_summands(self._topology, output, self._states) for output in outputs}
+        summands = {output: find_summands(self._topology, output, self._states) for output in outputs}
         weights = self._states & self._topology.forward
         moved = [o for o, terms in summands.items() if o not in terms and _holds_one_of(self._topology, weights, o)]
         # Beside next weights, an output without a state is no gradient.
@@ -163,7 +163,7 @@ def _is_average(topology: Topology, output: ir.Value, state: ir.Value, following
     return not math.isclose(leaves.get(state, 0.0), 1.0) and math.isclose(sum(leaves.values()), 1.0, rel_tol=1e-6)
 
 
-def _find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:
+def find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:
     """Return the terms that an output adds to its state, or the output itself where it has no state.
 
     A share of the state, such as weight decay, counts only where it is the only term.

@@ -13,7 +13,7 @@ from graphscale.analysis.loss import find_loss_candidates, resolve_loss
 from graphscale.analysis.loss_set import LossChoice, choose_losses
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
-from graphscale.analysis.roles.role_table import Roles
+from graphscale.analysis.roles.role_table import Role, Roles
 from graphscale.analysis.solution import solve_losses
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import TrainingGraph
@@ -146,9 +146,30 @@ def _finish(
         updates=updates,
         accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
         coverage=solution.coverage,
+        terms=_find_unchecked_terms(topology, plan, roles, updates),
         degrees=plan.degrees(),
         warnings=tuple(warnings),
     )
+
+
+def _find_unchecked_terms(
+    topology: Topology, plan: Plan, roles: Roles, updates: Sequence[Update]
+) -> tuple[ir.Value, ...]:
+    """Find the terms that move weights by a batch that reaches them past all gradients."""
+    batches = {value for value, each in roles.inputs.items() if each.role is Role.BATCH and is_float(value)}
+    ends = {value.producer() for value in plan.unscaled}
+
+    def is_moved(value: ir.Value) -> bool:
+        return not batches.isdisjoint(topology.ancestors([value], stop=ends.__contains__))
+
+    weights = {u.output: u.input for u in updates if u.input in topology.forward and is_float(u.output) and not u.kept}
+    if batches.isdisjoint(topology.ancestors(weights, stop=ends.__contains__)):
+        return ()
+    from graphscale.analysis.learnt import find_summands  # few steps read a batch there
+
+    moved = (output for output in weights if is_moved(output))
+    terms = (v for output in moved for v in find_summands(topology, output, {weights[output]}) if v is not output)
+    return tuple(dict.fromkeys(v for v in terms if v not in plan.unscaled and plan.degree(v) == 0 and is_moved(v)))
 
 
 def _meets_number(value: ir.Value) -> bool:

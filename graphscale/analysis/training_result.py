@@ -79,6 +79,7 @@ class TrainingGraph:
         updates: the certain pairs of carried state.
         accumulators: the in-place accumulators of gradients.
         coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
+        terms: values that move weights by a batch which reaches them past all gradients; they are checked.
         degrees: the future degree of each value in the loss scale, where it is not 0.
         warnings: notes for the user, a sentence each.
     """
@@ -94,6 +95,7 @@ class TrainingGraph:
     updates: tuple[Update, ...] = ()
     accumulators: tuple[ir.Node, ...] = ()
     coverage: Coverage = dataclasses.field(default_factory=lambda: Coverage((), ()))
+    terms: tuple[ir.Value, ...] = ()
     degrees: Mapping[ir.Value, Degree] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 

@@ -67,7 +67,7 @@ class UnscaleGradients(StepPass):
             report = report_outputs(step, direct, widens)
         quotients = tuple(_unscale(build, each, value, step.scale.value, widens) for each, value in pairs)
         step = dataclasses.replace(step, quotients=quotients, report=report, modified=bool(quotients))
-        return dataclasses.replace(step, sums=_find_sums(step))
+        return dataclasses.replace(step, sums=(*_find_sums(step), *step.terms))
 
 
 def _leaves(unscale: Unscaling) -> bool:

@@ -97,7 +97,7 @@ class Step(TrainingGraph):
         products: the values where the scale enters, each with its product; of `scale-loss`.
         exposed: the outputs with the loss times the scale; of `scale-loss`.
         quotients: the gradients after their division; of `unscale-gradients`.
-        sums: the values past the gradients in which finite gradients can overflow; of `unscale-gradients`.
+        sums: the values past the gradients in which finite gradients can overflow, and `terms`; of `unscale-gradients`.
         all_finite: the flag of the finite check of `checked`, a scalar bool value; of `check-finite`.
         guard: the flag that decides whether the step is applied: `all_finite`, unless the policy accepts a non-finite
             step; of `check-finite` and `update-loss-scale`. Of a scaled file, the finite flag after the nodes that it

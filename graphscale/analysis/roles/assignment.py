@@ -112,7 +112,8 @@ def _propose(
     freed = {outputs[output].pair for output in doubts}
     others = {output for output, row in rows.items() if not freed.isdisjoint(row)}
     left = [outputs[output].pair for output, (_, is_excluded) in doubts.items() if is_excluded]
-    others |= {o for o, each in outputs.items() if each.role is Role.METRIC and _may_be_next(step, o, left)}
+    metrics = [o for o, each in outputs.items() if each.role is Role.METRIC and not each.is_named]
+    others |= {output for output in metrics if _may_be_next(step, output, left)}
     opened = [o for o, each in outputs.items() if o in doubts or o in others or not each.certain]
     if not opened:
         return {}

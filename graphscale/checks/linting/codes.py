@@ -233,7 +233,7 @@ bfloat16. Second moments underflow.
 Carry float32 master weights and moments, and cast for the forward pass.
 
 GS608 warning float16-gradient-output: An unscaled gradient leaves the graph in float16
-What the loss scale saved from becoming zero becomes zero on the way out: all below 6e-8.
+Numbers that the loss scale saved from becoming zero become zero on the way out: all below 6e-8.
 Give out float32: graphscale scale MODEL -o OUT --gradient-dtype float32.
 """
 
