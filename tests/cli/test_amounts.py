@@ -47,7 +47,8 @@ def documented() -> dict[str, set[str]]:
         for name in re.findall(r"`(\w+Report|Report)`", text):
             if name in REPORTS:
                 keys |= {field.name for field in dataclasses.fields(REPORTS[name])}
-        found |= dict.fromkeys(re.findall(r"`([\w-]+)`", commands), keys)
+        for command in re.findall(r"`([\w-]+)`", commands):
+            found[command] = keys if command == "scale" else keys - {"trial"}
     return found
 
 
