@@ -38,7 +38,7 @@ def running(
     except MemoryError as error:
         raise VerifyError(f"the model takes more than {memory} bytes of memory to run (--max-memory)") from error
     except GraphscaleError as error:
-        if "allocat" not in str(error):
+        if "alloc" not in str(error):
             raise
         raise VerifyError(f"the model takes more than {memory} bytes of memory to run (--max-memory)") from error
 

@@ -68,7 +68,7 @@ def test_the_report_says_so() -> None:
 
 
 @pytest.mark.parametrize("loss_scale", ["dynamic", 1024])
-@pytest.mark.parametrize("target", ["onnx", "ort-cpu", "ort-training"])
+@pytest.mark.parametrize("target", ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)])
 @pytest.mark.parametrize("text", [text_of("float16_gradient_outputs"), READ_BY_MORE], ids=["alone", "with readers"])
 def test_verify_lint_and_strip(text: str, target: str, loss_scale: Any) -> None:
     model = parse(text)

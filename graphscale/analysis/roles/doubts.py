@@ -280,6 +280,9 @@ def _weak(step: Matched) -> Iterator[_Doubt]:
         is_held = step.strength(output, value) > Strength.SHARE or facts.holds_a_share(output, value)
         if is_number or not is_float(value) or is_held or facts.copied_input(output) is not None:
             continue
+        if not facts.is_ignored(value) and any(view in facts.plan.unscaled for view in facts.views(output)):
+            yield output, f"it is a gradient, which depends on {value.name!r} by the loss", True
+            continue
         node = facts.views(output)[-1].producer()
         is_product = node is not None and node.op_type in ("Mul", "Div") and value in node.inputs
         if (is_product and not facts.has_gradient(value)) or output not in facts.behind_gradients:

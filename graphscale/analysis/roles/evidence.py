@@ -255,6 +255,8 @@ def _possible_contents(facts: Facts, gradients: Gradients, output: ir.Value) -> 
     """Yield the inputs that an output contains in any products."""
     if facts.copied_input(output) is None and not is_scalar(output):
         for value in facts.held_possibly(output):
+            if facts.is_number(value):
+                continue  # the factor of another value
             yield value, Evidence(Strength.SHARE, "depends on its own previous value")
 
 

@@ -79,9 +79,9 @@ class Facts:
 
     def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
         held = find_coefficients(output, self.sources, factors, _HANDS_ON)
-        return {value: c for value, c in held.items() if not self._is_number(value)}
+        return {value: c for value, c in held.items() if not self.is_number(value)}
 
-    def _is_number(self, value: ir.Value) -> bool:
+    def is_number(self, value: ir.Value) -> bool:
         """Return whether an initializer is filled with one number, and so no weight or moment."""
         if value.is_graph_input() or is_scalar(value) or value in self.topology.forward:
             return False

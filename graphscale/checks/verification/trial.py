@@ -74,7 +74,7 @@ def run_trial(
             return {"text": "; ".join(trial.run())}
     except (_UntriedError, _FaultError) as result:
         text = str(result)
-        if "allocat" in text:
+        if "alloc" in text:
             raise MemoryError from result
         return {"fault": text} if isinstance(result, _FaultError) else {"text": f"not tried: {text}"}
 
