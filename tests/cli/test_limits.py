@@ -13,7 +13,7 @@ import graphscale as gs
 from fuzz.hostile.growth import _loop
 from graphscale.cli import running
 from tests.build import feeds_for
-from tests.checks.verification.test_trial import BEHIND, PENALTY, free, give, slow, write
+from tests.checks.verification.trial_steps import BEHIND, PENALTY, free, give, slow, write
 from tests.cli.bad_graphs import sgd
 from tests.cli.command import contents, graphscale, graphscale_process, succeed
 

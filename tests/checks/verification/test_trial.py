@@ -1,10 +1,7 @@
-"""The trial of `scale`: each check of it, on damaged files and wrong steps; limits, and reasons for no trial."""
+"""The trial of `scale`: each check of it, on damaged files and wrong steps."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,53 +15,13 @@ from onnx import helper, numpy_helper
 
 import graphscale as gs
 from graphscale.errors import TrialError
-from graphscale.files.limits import Limits, limiting
-from graphscale.process.child import ChildError, call_in_child
-from graphscale.step import step_trial
 from graphscale.step.step_trial import try_scaled
 from graphscale.targets import TARGETS
 from tests.build import parse
+from tests.checks.verification.trial_steps import BEHIND, FREE, PENALTY, free, give, node_of, tried, write
 from tests.conftest import MODELS
 
 Damage = Callable[[onnx.ModelProto], object]
-
-# A momentum step with a penalty towards fed weights, whose gradient is added to the update.
-BEGIN = """<ir_version: 8, opset_import: ["" : 17]>
-g (float[4,3] x, float[4,2] t, float[3,2] w, float[3,2] anchor{inputs}) => (float loss, float[3,2] w_next{outputs})
-<float half = {{0.5}}, float n = {{0.25}}, float rate = {{0.1}}, int64[1] first = {{0}}>
-{{
-  y = MatMul(x, w)
-  d = Sub(y, t)
-  dd = Mul(d, d)
-  fit = ReduceMean<keepdims=0>(dd)
-  dy = Mul(d, n)
-  xt = Transpose(x)
-  gw = MatMul(xt, dy)
-  u = Mul(gw, rate)
-"""
-PENALTY = """
-  off = Sub(w, anchor)
-  oo = Mul(off, off)
-  far = ReduceSum<keepdims=0>(oo)
-  pull = Mul(far, half)
-  loss = Add(fit, pull)
-"""
-FREE = "  loss = Identity(fit)\n  w_next = Sub(w, u)\n"
-
-
-def write(rest: str, inputs: str = "", outputs: str = "") -> onnx.ModelProto:
-    return parse(BEGIN.format(inputs=inputs, outputs=outputs) + rest + "}")
-
-
-def free() -> onnx.ModelProto:
-    """A right step."""
-    return write(FREE)
-
-
-def tried(model: onnx.ModelProto, **options: Any) -> str:
-    trial = gs.scale(model, trial=True, **options).report.trial
-    assert trial is not None
-    return trial
 
 
 def try_damaged(damage: Damage, model: onnx.ModelProto | None = None, **options: Any) -> str:
@@ -76,18 +33,6 @@ def try_damaged(damage: Damage, model: onnx.ModelProto | None = None, **options:
     trial = try_scaled(original, ir.from_proto(original), ir.from_proto(result.model), result.report).trial
     assert trial is not None
     return trial
-
-
-def node_of(model: onnx.ModelProto, output: str) -> onnx.NodeProto:
-    return next(node for node in model.graph.node if output in node.output)
-
-
-def give(model: onnx.ModelProto, output: str, op_type: str, *inputs: str, **attributes: Any) -> None:
-    """Compute an output by another node."""
-    node_of(model, output).CopyFrom(helper.make_node(op_type, inputs, [output], **attributes))
-
-
-# --- what it finds ----------------------------------------------------------------------------------------------------
 
 
 def test_a_right_step_is_tried() -> None:
@@ -199,12 +144,6 @@ def test_a_check_of_one_kind_of_number(test: str, number: str) -> None:
         try_damaged(narrow)
 
 
-BEHIND = {
-    "behind the update": "  w1 = Sub(w, u)\n  p = Mul(off, rate)\n  w_next = Sub(w1, p)\n",
-    "before the update": "  p = Mul(off, rate)\n  w1 = Sub(w, p)\n  w_next = Sub(w1, u)\n",
-}
-
-
 @pytest.mark.parametrize("update", BEHIND.values(), ids=BEHIND)
 def test_a_penalty_whose_gradient_is_added_behind_the_check(update: str) -> None:
     with pytest.raises(TrialError, match="with anchor = inf at element 3, the step is applied, and state 'w' is not"):
@@ -302,113 +241,3 @@ def test_targets_with_state_in_the_session(target: str) -> None:
 
     with pytest.raises(TrialError, match="the step is applied, and state 'w' is not finite"):
         try_damaged(write_unguarded, model, target=target)
-
-
-# --- no trial ---------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert tried(free()) == "not tried: no onnxruntime is installed"
-
-
-def test_without_the_runtime_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_trial, "installed_runtime", lambda target: None)
-    assert tried(free(), target="ort-training").startswith("not tried: onnxruntime-training 1.19.2 is not installed")
-    assert tried(free()).startswith("tried")
-
-
-def test_a_large_model() -> None:
-    with limiting(Limits(max_memory=2**8)):
-        assert "bytes of weights are more than an eighth of 256 (--max-memory)" in tried(free())
-
-
-def test_an_original_that_does_not_run() -> None:
-    model = write(FREE)
-    give(model, "dd", "Unheard", "d", "d")
-    node_of(model, "dd").domain = "strange"
-    model.opset_import.append(helper.make_opsetid("strange", 1))
-    assert "not tried: ONNX Runtime" in tried(model) and "cannot load the original" in tried(model)
-
-
-def test_an_original_without_finite_values() -> None:
-    model = write(FREE.replace("Identity(fit)", "Div(fit, far)") + "  gone = Sub(rate, rate)\n", "", "")
-    node = node_of(model, "gone")
-    node.output[0] = "far"
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    model.graph.node.remove(node)
-    model.graph.node.insert(0, copy)
-    assert tried(model) == "not tried: it computes no finite loss and states on random feeds"
-
-
-def slow(rounds: int) -> onnx.ModelProto:
-    from fuzz.hostile.growth import _loop
-
-    model = free()
-    model.graph.initializer.append(numpy_helper.from_array(np.int64(rounds), "rounds"))
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(True), "yes"))
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "zero"))
-    model.graph.node.insert(8, _loop("slow", [helper.make_node("Neg", ["k"], ["k2"])], ["zero"], ["k"], ["k2"]))
-    give(model, "loss", "Add", "fit", "slow0")
-    return model
-
-
-def test_limits() -> None:
-    assert tried(slow(3)).startswith("tried")
-    with limiting(Limits(max_seconds=1)):
-        assert tried(slow(2**50)) == "not tried: it takes more than 1 s of CPU time (--max-seconds)"
-    large = free()
-    large.graph.initializer.append(numpy_helper.from_array(np.int64([2**30]), "many"))
-    large.graph.node.insert(8, helper.make_node("Expand", ["fit", "many"], ["wide"]))
-    large.graph.node.insert(9, helper.make_node("ReduceMean", ["wide"], ["mean"], keepdims=0))
-    give(large, "loss", "Identity", "mean")
-    assert tried(large) == f"not tried: it takes more than {2**31} bytes of memory (--max-memory)"
-
-
-def refuse_in_child(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the compiler alone read a tensor, and the trial none; the analysis reads constants."""
-    parent = os.getpid()
-    return lambda self, *more, **options: read(self, *more, **options) if os.getpid() == parent else pytest.fail("read")
-
-
-def test_weights_in_other_files_are_mapped_by_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, weight = free(), numpy_helper.from_array(np.full((3, 2), 0.5, np.float32), "w")
-    onnx.external_data_helper.set_external_data(weight, "weights.bin")
-    model.graph.initializer.append(weight)
-    onnx.save(model, tmp_path / "model.onnx")
-    for name in ("numpy", "tobytes", "__array__"):
-        monkeypatch.setattr(ir.ExternalTensor, name, refuse_in_child(getattr(ir.ExternalTensor, name)))
-    trial = gs.scale(tmp_path / "model.onnx", trial=True).report.trial
-    assert trial is not None and "values, scale 1, 1024, 8192; 4 runs" in trial
-
-
-# --- the child --------------------------------------------------------------------------------------------------------
-
-
-def echo(value: Any) -> Any:
-    return value
-
-
-def fail() -> None:
-    raise ValueError("a\nb")
-
-
-def end() -> None:
-    os._exit(3)
-
-
-def fill() -> int:
-    return len(bytearray(2**31))
-
-
-HERE = "tests.checks.verification.test_trial"
-
-
-def test_a_call_in_a_child() -> None:
-    limits: dict[str, int] = {"seconds": 5, "memory": 2**28}
-    value = {"text": "é\n" * 100_000}
-    assert call_in_child(f"{HERE}:echo", value, **limits) == json.loads(json.dumps(value))
-    for name, text in {"fail": "ValueError: a b", "end": "code 3", "fill": "268435456 bytes of memory"}.items():
-        with pytest.raises(ChildError, match=text):
-            call_in_child(f"{HERE}:{name}", **limits)
