@@ -27,6 +27,7 @@ from graphscale.errors import (
     suggest,
 )
 from graphscale.flow.flat_graph import FlatGraph
+from graphscale.flow.support import reach
 from graphscale.graph.values import (
     Use,
     constant_number,
@@ -158,18 +159,14 @@ def _find_unchecked_terms(
     """Find the terms that move weights by a batch that reaches them past all gradients."""
     batches = {value for value, each in roles.inputs.items() if each.role is Role.BATCH and is_float(value)}
     ends = {value.producer() for value in plan.unscaled}
-
-    def is_moved(value: ir.Value) -> bool:
-        return not batches.isdisjoint(topology.ancestors([value], stop=ends.__contains__))
-
     weights = {u.output: u.input for u in updates if u.input in topology.forward and is_float(u.output) and not u.kept}
     if batches.isdisjoint(topology.ancestors(weights, stop=ends.__contains__)):
         return ()
     from graphscale.analysis.learnt import find_summands  # few steps read a batch there
 
-    moved = (output for output in weights if is_moved(output))
-    terms = (v for output in moved for v in find_summands(topology, output, {weights[output]}) if v is not output)
-    return tuple(dict.fromkeys(v for v in terms if v not in plan.unscaled and plan.degree(v) == 0 and is_moved(v)))
+    moved = reach(topology.graph, batches, plan.unscaled)
+    terms = (v for o, state in weights.items() if o in moved for v in find_summands(topology, o, {state}) if v is not o)
+    return tuple(dict.fromkeys(v for v in terms if v in moved and is_float(v) and plan.degree(v) == 0))
 
 
 def _meets_number(value: ir.Value) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from graphscale.errors import GraphscaleError, VerifyError
 from graphscale.files.limits import RUN_MEMORY, RUN_SECONDS, current_limits
-from graphscale.process.child import watching
+from graphscale.process.child import is_out_of_memory, watching
 
 __all__ = ["running"]
 
@@ -38,7 +38,7 @@ def running(
     except MemoryError as error:
         raise VerifyError(f"the model takes more than {memory} bytes of memory to run (--max-memory)") from error
     except GraphscaleError as error:
-        if "alloc" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise VerifyError(f"the model takes more than {memory} bytes of memory to run (--max-memory)") from error
 

@@ -19,9 +19,18 @@ from typing import Any, NoReturn
 from graphscale.errors import one_line
 from graphscale.process.streams import tell
 
-__all__ = ["ChildError", "call_in_child", "watching"]
+__all__ = ["ChildError", "call_in_child", "is_out_of_memory", "watching"]
 
 _PATIENCE = 10  # seconds of waiting for each second of CPU time: the machine may be busy
+
+
+# The messages of ONNX Runtime where memory is short.
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of a runtime says that memory is short."""
+    return any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 class ChildError(Exception):

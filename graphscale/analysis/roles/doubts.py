@@ -111,15 +111,13 @@ def _other_names(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it holds {value.name!r}, but is named after {by_name.name!r}", True
         elif other is not None and other is not output:
             yield output, f"it holds {value.name!r}, but {other.name!r} is named after it", True
-            if step.outputs[other].role is Role.METRIC and not step.outputs[other].is_named:
-                yield other, f"it is named after {value.name!r}", False
 
 
 def _named_metrics(step: Matched) -> Iterator[_Doubt]:
-    """Doubt metrics that are named after an open input of their type."""
+    """Doubt metrics that are named after an open input of their type, or one in a pair without its name."""
     for output, value in step.pattern.items():
         is_metric = step.outputs[output].role is Role.METRIC and not step.outputs[output].is_named
-        if is_metric and value in step.unpaired:
+        if is_metric and (value in step.owners or value in step.unpaired):
             yield output, f"it is named after {value.name!r}", False
 
 

@@ -27,6 +27,7 @@ from graphscale.graph.values import is_float, is_scalar, values_by_name
 from graphscale.graph.walks import ancestors
 from graphscale.pipeline import Model, open_copy
 from graphscale.policy.names import ScaledValue
+from graphscale.process.child import is_out_of_memory
 from graphscale.process.summary import few
 
 __all__ = ["run_trial"]
@@ -73,9 +74,9 @@ def run_trial(
         with np.errstate(all="ignore"):
             return {"text": "; ".join(trial.run())}
     except (_UntriedError, _FaultError) as result:
-        text = str(result)
-        if "alloc" in text:
+        if is_out_of_memory(result):
             raise MemoryError from result
+        text = str(result)
         return {"fault": text} if isinstance(result, _FaultError) else {"text": f"not tried: {text}"}
 
 
