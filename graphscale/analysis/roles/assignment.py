@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
-from graphscale.analysis.roles.doubts import Matched, doubt
+from graphscale.analysis.roles.doubts import Doubt, Matched, doubt
+from graphscale.analysis.roles.elimination import eliminate, settle_by_names
 from graphscale.analysis.roles.evidence import Evidence, Gradients, Row, Strength, Table, fixed_role, possibilities
 from graphscale.analysis.roles.facts import Facts
 from graphscale.analysis.roles.naming import widest_pattern
@@ -25,10 +25,7 @@ from graphscale.analysis.updates import NEXT_STATE, Update, same_type
 from graphscale.errors import RolesError, suggest
 from graphscale.graph.values import is_float, is_scalar, value_label
 
-__all__ = ["assign_roles", "eliminate"]
-
-_Output = TypeVar("_Output")
-_Input = TypeVar("_Input")
+__all__ = ["assign_roles"]
 
 
 def assign_roles(
@@ -75,7 +72,11 @@ def _assign(
     pattern = widest_pattern(facts.outputs, facts.holders, shown, facts.takes_gradient)
     outputs |= _unmatched(rows, outputs)
     step = Matched(facts, gradients, table, outputs, pattern)
-    return outputs | _propose(step, rows, doubt(step))
+    doubts = {output: each for output, each in doubt(step).items() if output not in answered}
+    settled = settle_by_names(step, [o for o, each in outputs.items() if not each.certain], doubts)
+    if settled:
+        return _assign(facts, gradients, table, {**answered, **settled})
+    return outputs | _propose(step, rows, doubts)
 
 
 def _match(table: Table, outputs: Collection[ir.Value], taken: set[ir.Value | None]) -> dict[ir.Value, Assigned]:
@@ -105,13 +106,13 @@ def _unmatched(rows: Mapping[ir.Value, Row], outputs: Mapping[ir.Value, Assigned
 
 
 def _propose(
-    step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Value, tuple[str, bool]]
+    step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Value, Doubt]
 ) -> dict[ir.Value, Assigned]:
     """Propose the likeliest role for each output that is open or in doubt."""
     facts, outputs = step.facts, step.outputs
     freed = {outputs[output].pair for output in doubts}
     others = {output for output, row in rows.items() if not freed.isdisjoint(row)}
-    left = [outputs[output].pair for output, (_, is_excluded) in doubts.items() if is_excluded]
+    left = [outputs[output].pair for output, each in doubts.items() if each.is_excluded]
     metrics = [o for o, each in outputs.items() if each.role is Role.METRIC and not each.is_named]
     others |= {output for output in metrics if _may_be_next(step, output, left)}
     opened = [o for o, each in outputs.items() if o in doubts or o in others or not each.certain]
@@ -125,7 +126,7 @@ def _propose(
         known = rows.get(output, {}) if outputs[output].pair is None else step.table.row(output)
         row = possibilities(facts, output) | known
         for value in (each for each in facts.inputs_like(output) if each not in taken):
-            if _is_likely(step, output, value, row.get(value), is_excluded=output in doubts and doubts[output][1]):
+            if _is_likely(step, output, value, row.get(value), is_excluded=output in doubts and doubts[output].is_excluded):
                 share, length = likeness(value, output)
                 is_named = step.pattern.get(output) is value
                 edges.append(((not is_named, nearness.distance(output, value), -share, -length), output, value))
@@ -139,7 +140,7 @@ def _propose(
         before = outputs[output]
         role = Role.METRIC if before.role is Role.STATE else before.role
         freed_type = "it has the type of an input whose pair is in doubt" if before.certain else before.evidence
-        evidence = doubts[output][0] if output in doubts else freed_type
+        evidence = doubts[output].text if output in doubts else freed_type
         found[output] = dataclasses.replace(found.get(output) or Assigned(role, ""), evidence=evidence, certain=False)
     return found
 
@@ -258,32 +259,3 @@ def _role_of_input(facts: Facts, value: ir.Value, outputs: Mapping[ir.Value, Ass
     if is_float(value) and value in facts.weights_like(value) and any(same_type(o, value) for o in gradients):
         return Role.WEIGHT, "a gradient of its type leaves the graph"
     return Role.BATCH, "no output is its next value"
-
-
-def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
-    """Yield the pairs that remain if every output with candidates gets one of its own.
-
-    An output has no pair if its only candidate is also the only one of another output.
-
-    Args:
-        candidates: for each output, the inputs whose next value it may be.
-    """
-    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
-    claimants: dict[_Input, set[_Output]] = {}
-    for output, inputs in left.items():
-        for value in inputs:
-            claimants.setdefault(value, set()).add(output)
-    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
-    while leaves:
-        wanted: dict[_Input, list[_Output]] = {}
-        for output in leaves:
-            for value in left[output]:
-                wanted.setdefault(value, []).append(output)
-        leaves = []
-        for value, outputs in wanted.items():
-            if len(outputs) == 1:
-                yield outputs[0], value
-                for other in claimants[value]:
-                    left[other].discard(value)
-                    if len(left[other]) == 1:
-                        leaves.append(other)

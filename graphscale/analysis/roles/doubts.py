@@ -19,10 +19,10 @@ from graphscale.graph.values import is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait
 
-__all__ = ["Matched", "doubt"]
+__all__ = ["Doubt", "Matched", "doubt"]
 
 # An output, the doubt about its role, and whether its pair is out of the question.
-_Doubt = tuple[ir.Value, str, bool]
+_Found = tuple[ir.Value, str, bool]
 # Readers of a stored gradient; sums in bodies begin at zeros, too.
 _MOVING = frozenset(("Mul", "Sub", "Sign"))
 
@@ -88,21 +88,39 @@ class Matched:
 
     def strength(self, output: ir.Value, value: ir.Value) -> Strength:
         """Return the strength of the evidence for a pair."""
-        return self.table.evidence(output, value).strength
+        evidence = self.table.row(output).get(value)
+        return Strength.TYPE if evidence is None else evidence.strength
 
 
-def doubt(step: Matched) -> dict[ir.Value, tuple[str, bool]]:
-    """Return a doubt about each output against whose role there is evidence."""
-    found: dict[ir.Value, tuple[str, bool]] = {}
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """A doubt about the role of an output.
+
+    Attributes:
+        text: the evidence against the role.
+        is_excluded: True if the pair is out of the question.
+        by_content: True if the graph itself shows that; else names do.
+    """
+
+    text: str
+    is_excluded: bool
+    by_content: bool
+
+
+def doubt(step: Matched) -> dict[ir.Value, Doubt]:
+    """Return the doubt about each output against whose role there is evidence."""
+    found: dict[ir.Value, Doubt] = {}
     for find in (*_BY_NAMES, *_BY_CONTENT):
         for output, text, is_excluded in find(step):
-            pair = step.outputs[output].pair
-            if find in (*_BY_NAMES, _weak) or pair is None or step.pattern.get(output) is not pair:
-                found.setdefault(output, (text, is_excluded))
+            pair, by_content = step.outputs[output].pair, find not in _BY_NAMES
+            if not by_content or find is _weak or pair is None or step.pattern.get(output) is not pair:
+                first = found.setdefault(output, Doubt(text, is_excluded, by_content))
+                if by_content and is_excluded and first.is_excluded:
+                    found[output] = dataclasses.replace(first, by_content=True)
     return found
 
 
-def _other_names(step: Matched) -> Iterator[_Doubt]:
+def _other_names(step: Matched) -> Iterator[_Found]:
     """Doubt pairs where the names say another."""
     named = {v: o for o, v in step.pattern.items()}
     for output, value in step.pairs.items():
@@ -113,7 +131,7 @@ def _other_names(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it holds {value.name!r}, but {other.name!r} is named after it", True
 
 
-def _named_metrics(step: Matched) -> Iterator[_Doubt]:
+def _named_metrics(step: Matched) -> Iterator[_Found]:
     """Doubt metrics that are named after an open input of their type, or one in a pair without its name."""
     for output, value in step.pattern.items():
         is_metric = step.outputs[output].role is Role.METRIC and not step.outputs[output].is_named
@@ -121,7 +139,7 @@ def _named_metrics(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it is named after {value.name!r}", False
 
 
-def _silent_names(step: Matched) -> Iterator[_Doubt]:
+def _silent_names(step: Matched) -> Iterator[_Found]:
     """Doubt the only pair that does not follow the pattern of all other tensors."""
     facts, pairs = step.facts, step.pairs
     silent = [
@@ -135,7 +153,7 @@ def _silent_names(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it holds {value.name!r}, but is not named like the other next values", True
 
 
-def _exchanged(step: Matched) -> Iterator[_Doubt]:
+def _exchanged(step: Matched) -> Iterator[_Found]:
     """Doubt two outputs that hold each other's input."""
     held = step.facts.held
     for output, value in step.pairs.items():
@@ -144,7 +162,7 @@ def _exchanged(step: Matched) -> Iterator[_Doubt]:
                 yield output, f"it could be exchanged with {other.name!r}: each holds the other's input", False
 
 
-def _holds_next(step: Matched) -> Iterator[_Doubt]:
+def _holds_next(step: Matched) -> Iterator[_Found]:
     """Doubt an output that holds the next value of another state, beside an unknown share of its own input."""
     facts, pairs = step.facts, step.pairs
     for output, value in pairs.items():
@@ -155,7 +173,7 @@ def _holds_next(step: Matched) -> Iterator[_Doubt]:
                     yield other, f"{output.name!r} holds it, and may be the next value of {pairs[other].name!r}", False
 
 
-def _composed(step: Matched) -> Iterator[_Doubt]:
+def _composed(step: Matched) -> Iterator[_Found]:
     """Doubt the sum of a weight and a function of the next values of other weights alone: their merged form."""
     facts, pairs, topology = step.facts, step.pairs, step.facts.topology
     weights = {output: value for output, value in pairs.items() if value in topology.forward}
@@ -169,14 +187,14 @@ def _composed(step: Matched) -> Iterator[_Doubt]:
                 yield output, f"it adds the next values of other weights to {value.name!r}", True
 
 
-def _negative(step: Matched) -> Iterator[_Doubt]:
+def _negative(step: Matched) -> Iterator[_Found]:
     """Doubt an output that holds its input with a negative coefficient."""
     for output, value in step.pairs.items():
         if step.facts.held(output).get(value, 0.0) < 0:
             yield output, f"it holds {value.name!r} with a negative coefficient", True
 
 
-def _stays(step: Matched) -> Iterator[_Doubt]:
+def _stays(step: Matched) -> Iterator[_Found]:
     """Doubt a state that stays itself, while another output holds it."""
     facts, pairs = step.facts, step.pairs
     staying = {v: o for o, v in pairs.items() if facts.copied_input(o) is v and not is_scalar(v)}
@@ -195,7 +213,7 @@ def _stays(step: Matched) -> Iterator[_Doubt]:
                 yield other, f"it may be the next value of {value.name!r}", False
 
 
-def _surplus(step: Matched) -> Iterator[_Doubt]:
+def _surplus(step: Matched) -> Iterator[_Found]:
     """Doubt an output without a pair that holds the input of another, and that pair."""
     owners = step.owners
     for output, assigned in step.outputs.items():
@@ -206,7 +224,7 @@ def _surplus(step: Matched) -> Iterator[_Doubt]:
                     yield owners[value], f"{output.name!r} may be the next value of {value.name!r}, too", False
 
 
-def _changed_batches(step: Matched) -> Iterator[_Doubt]:
+def _changed_batches(step: Matched) -> Iterator[_Found]:
     """Doubt inputs of the loss in another form: they may be batches, unless mixed with carried state alone."""
     carried, topology = {*step.pairs.values()}, step.facts.topology
     for output, value in step.pairs.items():
@@ -239,7 +257,7 @@ def _is_read(facts: Facts, output: ir.Value) -> bool:
     return any(other.outputs[0] in forward and [*other.inputs] == [*node.inputs][::-1] for other in others)
 
 
-def _surplus_gradients(step: Matched) -> Iterator[_Doubt]:
+def _surplus_gradients(step: Matched) -> Iterator[_Found]:
     """Doubt gradients that outnumber the weights of their type, if an open input of it is outside the loss."""
     gradients = [o for o, each in step.outputs.items() if each.role is Role.GRADIENT and not each.is_named]
     alike = ByType(gradients)
@@ -249,7 +267,7 @@ def _surplus_gradients(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it scales with the loss, but {left[0].name!r} has its type and the loss ignores it", False
 
 
-def _surplus_constants(step: Matched) -> Iterator[_Doubt]:
+def _surplus_constants(step: Matched) -> Iterator[_Found]:
     """Doubt constants that may be the next values of inputs: a flag of the first step, an unchanged rate."""
     for output, assigned in step.outputs.items():
         if assigned.role is Role.CONSTANT and not assigned.is_named:
@@ -257,7 +275,7 @@ def _surplus_constants(step: Matched) -> Iterator[_Doubt]:
                 yield output, f"a constant, and {value.name!r} has its type", False
 
 
-def _numbers(step: Matched) -> Iterator[_Doubt]:
+def _numbers(step: Matched) -> Iterator[_Found]:
     """Doubt numbers that are chosen, or computed by factors that are no constants: a rate may be the present one."""
     facts = step.facts
     for output, value in step.pairs.items():
@@ -270,7 +288,7 @@ def _numbers(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it depends on {value.name!r}, which has its type", is_excluded
 
 
-def _weak(step: Matched) -> Iterator[_Doubt]:
+def _weak(step: Matched) -> Iterator[_Found]:
     """Doubt tensors that only depend on their input: so does a prediction, and a product for the log."""
     facts = step.facts
     for output, value in step.pairs.items():
@@ -287,7 +305,7 @@ def _weak(step: Matched) -> Iterator[_Doubt]:
             yield output, f"it depends on {value.name!r}, and so does a prediction", False
 
 
-def _repeated_losses(step: Matched) -> Iterator[_Doubt]:
+def _repeated_losses(step: Matched) -> Iterator[_Found]:
     """Doubt a loss that is an output twice, where no names say more: the loss of the last step may be fed."""
     facts, losses = step.facts, step.facts.topology.losses
     for output, assigned in step.outputs.items() if not step.pattern else ():
@@ -296,7 +314,7 @@ def _repeated_losses(step: Matched) -> Iterator[_Doubt]:
                 yield output, f"it is the loss again, and {value.name!r} has its type", False
 
 
-def _doubtful_gradients(step: Matched) -> Iterator[_Doubt]:
+def _doubtful_gradients(step: Matched) -> Iterator[_Found]:
     """Doubt the sum of a gradient and an unknown share of a value, or their product, where no weight is updated."""
     facts, gradients = step.facts, step.gradients
     for output, value in step.pairs.items():
