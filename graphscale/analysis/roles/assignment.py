@@ -8,7 +8,8 @@ A pair is certain if it is the only one left and no doubt is raised against it; 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -58,24 +59,29 @@ def assign_roles(
 
 
 def _assign(
-    facts: Facts, gradients: Gradients, table: Table, answered: Mapping[ir.Value, Assigned]
+    facts: Facts,
+    gradients: Gradients,
+    table: Table,
+    answered: Mapping[ir.Value, Assigned],
+    settled: Mapping[ir.Value, Assigned] = MappingProxyType({}),
 ) -> dict[ir.Value, Assigned]:
-    """Return the roles of all outputs, beside those that are answered."""
-    fixed = {o: fixed_role(facts, gradients, o) for o in facts.outputs if o not in answered}
-    outputs = {**answered, **{o: role for o, role in fixed.items() if role is not None}}
-    taken = {each.pair for each in answered.values()}
+    """Return the roles of all outputs, beside those that are answered, and those that names settle."""
+    known = {**answered, **settled}
+    fixed = {o: fixed_role(facts, gradients, o) for o in facts.outputs if o not in known}
+    outputs = {**known, **{o: role for o, role in fixed.items() if role is not None}}
+    taken = {each.pair for each in known.values()}
     left = [output for output in facts.outputs if output not in outputs]
     outputs |= _match(table, left, taken)
     open_ = [output for output in left if output not in outputs]
     rows = {o: possibilities(facts, o) | {v: e for v, e in table.row(o).items() if v not in taken} for o in open_}
-    shown = [output for output in left if rows.get(output, True)]
+    shown = [output for output in facts.outputs if output in settled or (output in left and rows.get(output, True))]
     pattern = widest_pattern(facts.outputs, facts.holders, shown, facts.takes_gradient)
     outputs |= _unmatched(rows, outputs)
     step = Matched(facts, gradients, table, outputs, pattern)
-    doubts = {output: each for output, each in doubt(step).items() if output not in answered}
-    settled = settle_by_names(step, [o for o, each in outputs.items() if not each.certain], doubts)
-    if settled:
-        return _assign(facts, gradients, table, {**answered, **settled})
+    doubts = {output: each for output, each in doubt(step).items() if output not in known}
+    more = settle_by_names(step, {o for o in open_ if not outputs[o].certain or o in doubts}, doubts)
+    if more:
+        return _assign(facts, gradients, table, answered, {**settled, **more})
     return outputs | _propose(step, rows, doubts)
 
 
@@ -105,9 +111,7 @@ def _unmatched(rows: Mapping[ir.Value, Row], outputs: Mapping[ir.Value, Assigned
     return found
 
 
-def _propose(
-    step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Value, Doubt]
-) -> dict[ir.Value, Assigned]:
+def _propose(step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Value, Doubt]) -> dict[ir.Value, Assigned]:
     """Propose the likeliest role for each output that is open or in doubt."""
     facts, outputs = step.facts, step.outputs
     freed = {outputs[output].pair for output in doubts}
@@ -126,7 +130,9 @@ def _propose(
         known = rows.get(output, {}) if outputs[output].pair is None else step.table.row(output)
         row = possibilities(facts, output) | known
         for value in (each for each in facts.inputs_like(output) if each not in taken):
-            if _is_likely(step, output, value, row.get(value), is_excluded=output in doubts and doubts[output].is_excluded):
+            if _is_likely(
+                step, output, value, row.get(value), is_excluded=output in doubts and doubts[output].is_excluded
+            ):
                 share, length = likeness(value, output)
                 is_named = step.pattern.get(output) is value
                 edges.append(((not is_named, nearness.distance(output, value), -share, -length), output, value))

@@ -15,10 +15,12 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.doubts import Doubt, Matched
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.updates import same_type
-from graphscale.graph.values import is_scalar
+from graphscale.analysis.updates import ByType, same_type
 
 __all__ = ["eliminate", "settle_by_names"]
+
+# The fewest pairs of a pattern that the graph shows, too.
+_FEWEST = 2
 
 _Output = TypeVar("_Output")
 _Input = TypeVar("_Input")
@@ -35,18 +37,23 @@ def settle_by_names(
         doubts: the doubts about the others.
     """
     pattern, pairs, asked = step.pattern, step.pairs, {*opened, *doubts}
-    if len(pattern) < 2 or any(output not in pattern for output in pairs if output not in asked):
+    confirmed = [output for output in pairs if output not in asked]
+    if any(output not in pattern for output in confirmed):
         return {}
     rejected = {output for output, each in doubts.items() if each.by_content and each.is_excluded}
-    claimed = {each.pair for o, each in step.outputs.items() if o not in asked}
-    claimed |= {value for o, value in pairs.items() if o not in pattern and o not in rejected}
-    named = {o: v for o, v in pattern.items() if o in asked and v not in claimed}
-    permitted = {o: [v for v in named.values() if same_type(o, v) and _permits(step, o, v, o in opened)] for o in named}
+    taken = {each.pair for o, each in step.outputs.items() if o not in asked}
+    claimed = {value for o, value in pairs.items() if o not in pattern and o not in rejected}
+    named = {o: v for o, v in pattern.items() if o in asked and v not in taken}
+    matched = {o: v for o, v in named.items() if pairs.get(o) is v}
+    rest = {o: v for o, v in named.items() if o not in matched}
     found = {
         output: Assigned(Role.STATE, "named like the other next values, and no other assignment is possible", value)
-        for output, value in eliminate(permitted)
-        if named[output] is value
+        for output, value in (*matched.items(), *eliminate(_permitted(step, rest, opened)))
+        if named[output] is value and value not in claimed
     }
+    by_graph = [output for output in found if sum(same_type(output, value) for value in named.values()) > 1]
+    if len(confirmed) + len(by_graph) < _FEWEST:
+        return {}
     for output in asked.difference(pattern):
         assigned = step.outputs[output]
         if assigned.pair is None or output in rejected:
@@ -55,17 +62,45 @@ def settle_by_names(
     return found
 
 
-def _permits(step: Matched, output: ir.Value, value: ir.Value, is_open: bool) -> bool:
-    """Return whether the graph permits an output as the next value of an input of its type.
+def _permitted(
+    step: Matched, named: Mapping[ir.Value, ir.Value], opened: Collection[ir.Value]
+) -> dict[ir.Value, list[ir.Value]]:
+    """Return, for named outputs, the named inputs whose next value the graph permits each to be.
 
-    A negative multiple is none. The next value of a weight with a gradient takes this gradient.
+    A negative multiple of an input is none, and neither is a value of another layer, where names keep layers apart. A
+    gradient moves a weight that has one.
     """
-    facts, assigned = step.facts, step.outputs[output]
-    if assigned.pair is None and not is_open and (assigned.role is Role.METRIC or value in facts.topology.forward):
-        return False
-    if facts.held(output).get(value, 0.0) < 0:
-        return False
-    return is_scalar(value) or not facts.has_gradient(value) or facts.takes_gradient(output)
+    facts, inputs = step.facts, ByType(named.values())
+    layers = _layers(step, named)
+    permitted: dict[ir.Value, list[ir.Value]] = {}
+    for output in named:
+        role = step.outputs[output].role
+        if role is Role.STATE or output in opened:
+            like = [*inputs.like(output)]
+        else:
+            like = [v for v in inputs.like(output) if role is not Role.METRIC and v not in facts.topology.forward]
+        layer = [v for v in like if named[output] not in layers[output] or v in layers[output]]
+        held = {**facts.held_possibly(output), **facts.held(output)}
+        permitted[output] = [value for value in layer if held.get(value, 0.0) >= 0]
+    for value in filter(facts.has_gradient, named.values()):
+        outputs = [output for output, values in permitted.items() if value in values]
+        if any(output in facts.behind_gradients for output in outputs):
+            for output in outputs:
+                if output not in facts.behind_gradients:
+                    permitted[output].remove(value)
+    return permitted
+
+
+def _layers(step: Matched, named: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, set[ir.Value]]:
+    """Return, for each named output, the named inputs that it depends on, and those of outputs that share them."""
+    values, dependence = {*named.values()}, step.facts.dependence
+    layers: dict[ir.Value, set[ir.Value]] = {}
+    for output in named:
+        layer = values.intersection(dependence.of(output))
+        shared = [o for o, others in layers.items() if not others.isdisjoint(layer)]
+        layer = layer.union(*(layers[o] for o in shared))
+        layers |= dict.fromkeys((output, *shared), layer)
+    return layers
 
 
 def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:

@@ -181,6 +181,7 @@ class Strength(enum.IntEnum):
     SHARE = 3  # a term of a sum, with a factor that is no constant
     HOLDS = 4  # any constant multiple of an input outside the loss
     STAYS = 5  # with a constant coefficient near one
+    REMAINS = 6  # in each branch of a choice
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -248,6 +249,8 @@ def _contents(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
         is_firm, is_near_one = value in firm, c >= NEXT_STATE
         if is_near_one or (value not in forward and c >= 0):
             strength = Strength.STAYS if is_near_one else Strength.HOLDS
+            if is_firm and is_near_one and facts.remains(output, value):
+                strength = Strength.REMAINS
             yield value, Evidence(strength if is_firm else Strength.SHARE, "depends on its own previous value")
 
 
@@ -319,7 +322,7 @@ _FINDERS: tuple[tuple[Strength, _Finder], ...] = (
     (Strength.PLAIN, _shifts),
     (Strength.PLAIN, _dependences),
     (Strength.SHARE, _possible_contents),
-    (Strength.STAYS, _contents),
+    (Strength.REMAINS, _contents),
 )
 
 

@@ -21,7 +21,7 @@ from graphscale.analysis.updates import (
     shares,
     type_of,
 )
-from graphscale.graph.values import is_float, is_known_zero, is_scalar
+from graphscale.graph.values import is_float, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
@@ -86,6 +86,16 @@ class Facts:
         if value.is_graph_input() or is_scalar(value) or value in self.topology.forward:
             return False
         return _is_selected_zero(value) or self.factors[value] != 0
+
+    def remains(self, value: ir.Value, state: ir.Value) -> bool:
+        """Return whether a value holds a state with a coefficient near one, in each branch where it is chosen."""
+        node = value.producer()
+        if node is None or node.op_type not in ("If", "Where"):
+            return value is state or self.held_firmly(value).get(state, 0.0) >= NEXT_STATE
+        branches = (
+            node.inputs[1:] if node.op_type == "Where" else [b.outputs[value.index() or 0] for b in subgraphs(node)]
+        )
+        return all(branch is not None and self.remains(self.topology.origin(branch), state) for branch in branches)
 
     def holds_one_of(self, output: ir.Value, values: Collection[ir.Value]) -> bool:
         """Return whether an output contains one of some values with a coefficient near one."""
