@@ -93,11 +93,11 @@ def choose_losses(
     if best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD):
         # The backward pass belongs to a loss that cannot be scaled.
         raise _explain(errors, bool(named))
-    if best.forward_places:
+    if best.no_derivative is not None:
         raise SeedNotFoundError(
-            f"the graph does not differentiate the loss {best.topology.loss.name!r}: the scale would enter at "
-            f"{best.forward_places[0]}, where the data is, and not the result of a layer; in an estimate without "
-            "derivatives, nothing is scaled; else name the edge where it enters with --seed-edge NODE:INDEX"
+            f"the graph does not differentiate the loss {best.topology.loss.name!r}: {best.no_derivative}; in an "
+            "estimate without derivatives, nothing is scaled; else name the edge where it enters with --seed-edge "
+            "NODE:INDEX"
         )
     unexplained = fitness.describe(best)
     if named:
@@ -207,7 +207,7 @@ class _Fitness:
             others = [value for value in self.candidates if value not in solution.reached]
             cone = solution.topology.ancestors(others)
             missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
-            seeds = not solution.forward_places
+            seeds = solution.no_derivative is None
             self._faults[solution] = not solution.solver.unscales_cotangents, seeds, -solution.misfits, -missed
         return self._faults[solution]
 

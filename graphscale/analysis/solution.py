@@ -11,18 +11,21 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence,
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
-from graphscale.analysis.loss import is_number
+from graphscale.analysis.loss import is_number, smooth_operands
 from graphscale.analysis.places import find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import Coverage, measure_coverage
-from graphscale.analysis.updates import NEXT_STATE, same_type
+from graphscale.analysis.updates import DIRECT, NEXT_STATE, find_terms, known_factors, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
 from graphscale.graph.values import Use, constant_number, constant_tensor, is_float, is_scalar, subgraphs
+from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, may_bend, rule_of
 
 __all__ = ["Solution", "solve_losses"]
+
+_SUMS = frozenset(("ReduceSum", "ReduceMean", "ReduceSumSquare"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,25 +97,50 @@ class Solution:
         )
 
     @functools.cached_property
-    def forward_places(self) -> tuple[Place, ...]:
-        """The places at values of a forward pass: they depend on data, but on no tail of a loss and no target.
+    def no_derivative(self) -> str | None:
+        """The reason why the gradients are no derivatives of the losses; None where there is none.
 
-        A place that the user named is none.
+        The scale enters at cotangents, which depend on the tail of a loss, or on a target. A loss is a differentiable
+        function of a layer or a weight; the derivative of a sum does not depend on the sum, and that of a value without
+        a layer has none.
         """
-        topology = self.topology
+        topology, plan = self.topology, self.solver.plan
         if self.solver.seed is not None:
-            return ()
+            return None
+        layers = any(node.outputs[0] in topology.forward for node in topology.contractions)
+        weights = topology.held_states & topology.forward
+        smooth = reach(topology.losses, smooth_operands) if layers or weights else ()
+        if smooth and not any(v in weights or v.producer() in topology.contractions for v in smooth):
+            return "no layer or weight changes it in a differentiable way"
         data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
-        places = sorted(self.solver.plan.places, key=lambda place: topology.position(place.value))
-        return tuple(
-            place
-            for place in places
-            if place.value in data
-            and place.value not in topology.tail_dependent
-            and place.value not in topology.tail
-            and place.value not in topology.target_dependent
-            and topology.late_inputs(place.value) == 0
-        )
+        sums = self._find_sums()
+        behind = topology.descendants(sums) if sums else frozenset()
+        for place in sorted(plan.places, key=lambda place: topology.position(place.value)):
+            if place.value in data and not self._is_late(place.value):
+                return f"the scale would enter at {place}, where the data is, and not the result of a layer"
+            if place.value in behind and place.value not in sums:
+                return f"the scale would enter at {place}, which depends on the value of the loss"
+        if self.coverage.covered and not layers:
+            return "no layer computes it, and the backward pass has one"
+        return None
+
+    def _find_sums(self) -> set[ir.Value]:
+        """Find the sums and means that the losses are, or are sums of."""
+        factors = known_factors(self.topology.flat.origins)
+
+        def terms(value: ir.Value) -> Sequence[ir.Value]:
+            node = value.producer()
+            known = () if node is None else find_terms(node, value, factors, DIRECT)
+            return [operand for operand, factor in known if factor and is_number(operand)]
+
+        found = ((v, v.producer()) for v in reach(self.topology.losses, terms))
+        return {v for v, node in found if node is not None and node.op_type in _SUMS}
+
+    def _is_late(self, value: ir.Value) -> bool:
+        """Return whether a value depends on the tail of a loss, or on a target."""
+        topology = self.topology
+        late = (topology.tail_dependent, topology.tail, topology.target_dependent)
+        return any(value in each for each in late) or topology.late_inputs(value) != 0
 
     @functools.cached_property
     def read(self) -> Set[ir.Value]:
