@@ -1,8 +1,8 @@
-"""Contractions of predictions, outside the backward pass.
+"""Contractions of predictions and statistics, outside the backward pass.
 
 A head with its own output, outside the loss, multiplies an activation by its own weights; a validation loss has a
 forward pass on another batch. The backward pass of a contraction `y = a @ b` multiplies `a` or `b` by a value that
-depends on `y`.
+depends on `y`. The product of a value with itself is a covariance, and a moment of an optimizer averages it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Set
 import onnx_ir as ir
 
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import Factors
-from graphscale.graph.values import Use, operand_at, subgraphs
-from graphscale.graph.walks import reach, source_by_trait
+from graphscale.analysis.updates import Factors, find_coefficients, possible_factors, same_type
+from graphscale.graph.values import Use, inputs_of, is_scalar, operand_at, subgraphs
+from graphscale.graph.walks import reach, source_by_trait, source_of
 from graphscale.operators import Trait, has_trait, rule_of
 
-__all__ = ["find_predictions"]
+__all__ = ["find_predictions", "find_statistics"]
 
 _VIEWS = Trait.VIEW | Trait.PERMUTE | Trait.REPEAT | Trait.MOVE | Trait.PART
 
@@ -63,6 +63,40 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
     read = topology.ancestors(value for node in others for value in topology.operands(node))
     rest = {node for node in rest.difference(others) if not any(result in read for result in node.outputs)}
     return rest if len(rest) < len(cotangents) else set()
+
+
+def find_statistics(topology: Topology) -> Set[ir.Node]:
+    """Find the contractions of covariances in moments, such as those of K-FAC, and the contractions behind them."""
+    squares = {node.outputs[0]: node for node in topology.contractions & topology.backward if _is_square(topology, node)}
+    if not squares:
+        return frozenset()
+    factors, averaged = possible_factors(topology.factors), set[ir.Node]()
+    for output in topology.graph.outputs:
+        moments = (v for v in topology.coefficients(output) if v not in topology.forward and same_type(output, v))
+        if any(moments):
+            averaged.update(squares[v] for v in find_coefficients(output, squares, factors, least=0.0))
+    behind = topology.descendants(nodes=averaged)
+    return {node for node in topology.contractions if node in averaged or any(v in behind for v in node.outputs)}
+
+
+def _is_square(topology: Topology, node: ir.Node) -> bool:
+    """Return whether a contraction multiplies a value with itself, but for views and numbers."""
+    rule = rule_of(node)
+    operands = () if rule is None else [node.inputs[i] for i in rule.operands(len(node.inputs))]
+    sources = [_without_numbers(topology, value) for value in operands if value is not None]
+    return len(sources) == 2 and sources[0] is sources[1]
+
+
+def _without_numbers(topology: Topology, value: ir.Value) -> ir.Value:
+    """Return the tensor that a value is a multiple of, by numbers."""
+
+    def tensor(node: ir.Node) -> ir.Value | None:
+        if has_trait(node, _VIEWS):
+            return node.inputs[0]
+        others = [operand for operand in inputs_of(node) if not is_scalar(operand)] if node.op_type in ("Mul", "Div") else []
+        return others[0] if len(others) == 1 else None
+
+    return source_of(value, tensor, topology.flat.across)
 
 
 def _differentiates(topology: Topology, node: ir.Node, forward: Set[ir.Node]) -> bool:

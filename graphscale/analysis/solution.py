@@ -224,7 +224,7 @@ def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> 
             )
     if not plan.unscaled:
         raise SeedNotFoundError(f"the scale that enters at {plan.places[0]} reaches no gradient and no update")
-    others = optimizer | topology.validating
+    others = optimizer | topology.validating | solver.statistics
     return Solution(topology, solver, measure_coverage(topology, plan, solver.cotangents, others), others)
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Place, Plan, find_end, find_tensor
 from graphscale.analysis.places import find_cotangents, find_places
-from graphscale.analysis.predictions import find_predictions
+from graphscale.analysis.predictions import find_predictions, find_statistics
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError, UnknownOperatorError
@@ -55,6 +55,7 @@ class Solver:
         plan: the edits, after `solve`.
         lost: the reason why a value is not linear in the seed: it depends on an unscaled value.
         cotangents: each backward contraction and gradient operator, with the inputs known to be cotangents.
+        statistics: contractions of covariances, and those behind them.
         learnt: gradients that the scale reaches by no contraction.
         live: the ancestors of those inputs.
     """
@@ -74,6 +75,7 @@ class Solver:
         self._numbers: Set[ir.Value] = set()
         self.lost: dict[ir.Value, str] = {}
         readers = {node for value in gradients for node in topology.consumers(value)}
+        self.statistics = find_statistics(topology)
         self.cotangents = self._find_cotangents(topology.descendants(nodes=readers), optimizer)
         self.live = topology.ancestors(
             (operand_at(use) for uses in self.cotangents.values() for use in uses),
@@ -126,7 +128,7 @@ class Solver:
         for node in topology.nodes:
             if node not in topology.propagating or node not in topology.backward or node in optimizer:
                 continue
-            is_other = node in topology.validating or not behind.isdisjoint(node.outputs)
+            is_other = node in topology.validating or node in self.statistics or not behind.isdisjoint(node.outputs)
             rule = None if is_other else rule_of(node)
             if rule is not None and (uses := find_cotangents(topology, node, rule)):
                 cotangents[node] = uses
