@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss import find_carried_number
+from graphscale.analysis.loss import find_carried_number, smooth_operands
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solution import Solution
 from graphscale.analysis.topology import Topology
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
-from graphscale.graph.walks import ancestors
+from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Kind, rule_of
 from graphscale.process.stages import report_stage
 
@@ -325,6 +325,8 @@ def _differentiates(solution: Solution, loss: ir.Value, part: ir.Value) -> bool:
             continue
         rule, rest = rule_of(node), [value for value in inputs_of(node) if value not in below]
         if rule is not None and rule.kind is Kind.LINEAR:
+            if not all(_moves_weights(solution, value) for value in rest):
+                return False
             is_total |= len(rule.operands(len(node.inputs))) > 1 and not all(map(_is_of_numbers, rest))
         elif rule is not None and _is_multiple(node, rule.kind, varying):
             unread = [value for value in rest if value not in read]
@@ -336,6 +338,27 @@ def _differentiates(solution: Solution, loss: ir.Value, part: ir.Value) -> bool:
         else:
             return False
     return is_total or (is_function and not lacks_constants)
+
+
+def _moves_weights(solution: Solution, term: ir.Value) -> bool:
+    """Return whether gradients read each weight that a term of a loss depends on without a layer, as in a penalty."""
+    topology = solution.topology
+
+    def above(value: ir.Value) -> Sequence[ir.Value]:
+        return () if value.producer() in topology.contractions else smooth_operands(value)
+
+    def above_gradient(value: ir.Value) -> Sequence[ir.Value]:
+        return () if value.producer() in topology.contractions else topology.flat.above(value)
+
+    weights = {v for v in reach([term], above) if v in topology.held_states and not is_scalar(v)}
+    if not weights:
+        return True
+    gradients = solution.solver.plan.unscaled.keys()
+    readers = {
+        node for value in gradients for node in topology.consumers(value) if node.op_type in ("Add", "Sub", "Sum")
+    }
+    sums = [value for node in readers for value in node.outputs if not value.is_graph_output()]
+    return weights <= {*reach((*gradients, *sums), above_gradient)}
 
 
 def _is_of_numbers(value: ir.Value) -> bool:

@@ -67,7 +67,9 @@ def find_predictions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use,
 
 def find_statistics(topology: Topology) -> Set[ir.Node]:
     """Find the contractions of covariances in moments, such as those of K-FAC, and the contractions behind them."""
-    squares = {node.outputs[0]: node for node in topology.contractions & topology.backward if _is_square(topology, node)}
+    squares = {
+        node.outputs[0]: node for node in topology.contractions & topology.backward if _is_square(topology, node)
+    }
     if not squares:
         return frozenset()
     factors, averaged = possible_factors(topology.factors), set[ir.Node]()
@@ -93,7 +95,9 @@ def _without_numbers(topology: Topology, value: ir.Value) -> ir.Value:
     def tensor(node: ir.Node) -> ir.Value | None:
         if has_trait(node, _VIEWS):
             return node.inputs[0]
-        others = [operand for operand in inputs_of(node) if not is_scalar(operand)] if node.op_type in ("Mul", "Div") else []
+        others = (
+            [operand for operand in inputs_of(node) if not is_scalar(operand)] if node.op_type in ("Mul", "Div") else []
+        )
         return others[0] if len(others) == 1 else None
 
     return source_of(value, tensor, topology.flat.across)
