@@ -136,8 +136,12 @@ def _propose(step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Val
                 share, length = likeness(value, output)
                 is_named = step.pattern.get(output) is value
                 edges.append(((not is_named, nearness.distance(output, value), -share, -length), output, value))
-    found: dict[ir.Value, Assigned] = {}
-    used: set[ir.Value] = set()
+    likely: dict[ir.Value, list[ir.Value]] = {}
+    for _, output, value in edges:
+        likely.setdefault(output, []).append(value)
+    forced = dict(eliminate(likely))
+    found = {output: Assigned(Role.STATE, "", value) for output, value in forced.items()}
+    used = {*forced.values()}
     for _, output, value in sorted(edges, key=lambda each: each[0]):
         if output not in found and value not in used:
             used.add(value)
@@ -162,7 +166,7 @@ def _may_be_next(step: Matched, output: ir.Value, values: Iterable[ir.Value | No
 def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None, is_excluded: bool) -> bool:
     """Return whether a pair may be proposed for an output whose own pair may be out of the question."""
     facts, role = step.facts, step.outputs[output].role
-    if step.outputs[output].pair is value and is_excluded:
+    if (step.outputs[output].pair is value and is_excluded) or facts.held_possibly(output).get(value, 0.0) < 0:
         return False
     if step.pattern.get(output) is value:
         return True

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphscale.analysis.roles.evidence import Gradients, Strength, Table
 from graphscale.analysis.roles.facts import Facts
 from graphscale.analysis.roles.role_table import Assigned, Role
-from graphscale.analysis.updates import NEXT_STATE, ByType, find_coefficients, same_type
+from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, ByType, find_coefficients, same_type
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Trait
@@ -154,12 +154,14 @@ def _silent_names(step: Matched) -> Iterator[_Found]:
 
 
 def _exchanged(step: Matched) -> Iterator[_Found]:
-    """Doubt two outputs that hold each other's input."""
-    held = step.facts.held
+    """Doubt two outputs that hold each other's input, in each branch where they are chosen."""
+    facts = step.facts
     for output, value in step.pairs.items():
-        for other in (step.owners.get(each) for each in held(output)):
-            if other is not None and other is not output and value in held(other):
-                yield output, f"it could be exchanged with {other.name!r}: each holds the other's input", False
+        for present in facts.held(output):
+            other = step.owners.get(present)
+            if other is not None and other is not output and value in facts.held(other):
+                if facts.remains(output, present, LEAST_SHARE) and facts.remains(other, value, LEAST_SHARE):
+                    yield output, f"it could be exchanged with {other.name!r}: each holds the other's input", False
 
 
 def _holds_next(step: Matched) -> Iterator[_Found]:

@@ -21,7 +21,7 @@ from graphscale.analysis.updates import (
     shares,
     type_of,
 )
-from graphscale.graph.values import is_float, is_known_zero, is_scalar, subgraphs
+from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
@@ -87,15 +87,14 @@ class Facts:
             return False
         return _is_selected_zero(value) or self.factors[value] != 0
 
-    def remains(self, value: ir.Value, state: ir.Value) -> bool:
-        """Return whether a value holds a state with a coefficient near one, in each branch where it is chosen."""
+    def remains(self, value: ir.Value, state: ir.Value, least: float = NEXT_STATE) -> bool:
+        """Return whether a value holds a state, by at least a coefficient, in each branch where it is chosen."""
         node = value.producer()
         if node is None or node.op_type not in ("If", "Where"):
-            return value is state or self.held_firmly(value).get(state, 0.0) >= NEXT_STATE
-        branches = (
-            node.inputs[1:] if node.op_type == "Where" else [b.outputs[value.index() or 0] for b in subgraphs(node)]
-        )
-        return all(branch is not None and self.remains(self.topology.origin(branch), state) for branch in branches)
+            return value is state or abs(self.held(value).get(state, 0.0)) >= least
+        index, bodies = value.index() or 0, subgraphs(node)
+        branches = [body.outputs[index] for body in bodies] if bodies else inputs_of(node)[1:]
+        return all(self.remains(self.topology.origin(branch), state, least) for branch in branches)
 
     def holds_one_of(self, output: ir.Value, values: Collection[ir.Value]) -> bool:
         """Return whether an output contains one of some values with a coefficient near one."""
