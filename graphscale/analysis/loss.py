@@ -10,12 +10,14 @@ import onnx_ir as ir
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
 from graphscale.errors import LossError, suggest
 from graphscale.graph.values import (
+    Use,
     constant_number,
     constant_tensor,
     inputs_of,
     is_float,
     is_known_zero,
     is_scalar,
+    operand_at,
     operands_of,
     subgraphs,
     value_label,
@@ -151,6 +153,8 @@ def smooth_operands(value: ir.Value) -> list[ir.Value]:
     if node is None or (rule is not None and rule.kind in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE)):
         return []
     operands = inputs_of(node)
+    if rule is not None and rule.kind is Kind.LINEAR:
+        operands = tuple(operand_at(Use(node, i)) for i in rule.operands(len(operands)) if node.inputs[i] is not None)
     if node.op_type == "If":
         operands = tuple(body.outputs[value.index() or 0] for body in subgraphs(node))
     floats = [operand for operand in operands if is_float(operand)]
