@@ -36,7 +36,7 @@ class TestInspect:
         assert table["outputs (4)"] == [
             "loss: loss: the backward pass differentiates it",
             "w_next: next value of w: depends on its own previous value",
-            "r_next: next value of r: depends on its own previous value",
+            "moved: next value of r: depends on its own previous value",
             "h_next: next value of h? it depends on 'h', and so does a prediction",
         ]
 

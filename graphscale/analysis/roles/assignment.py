@@ -166,7 +166,7 @@ def _may_be_next(step: Matched, output: ir.Value, values: Iterable[ir.Value | No
 def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None, is_excluded: bool) -> bool:
     """Return whether a pair may be proposed for an output whose own pair may be out of the question."""
     facts, role = step.facts, step.outputs[output].role
-    if (step.outputs[output].pair is value and is_excluded) or facts.held_possibly(output).get(value, 0.0) < 0:
+    if (step.outputs[output].pair is value and is_excluded) or facts.held(output).get(value, 0.0) < 0:
         return False
     if step.pattern.get(output) is value:
         return True

@@ -3,7 +3,7 @@
 Names are complete if one pattern names several next values, and the graph makes no pair certain outside of it. They
 say which outputs and inputs are states, and never which is the next value of which: a named pair is certain where the
 graph permits no other assignment among the named ones. An output without such a name is no state, unless the graph
-has evidence for a pair of it, and none against that pair.
+has evidence for a pair of it, and none against that pair, or the update reads an input of its type that is left over.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from graphscale.analysis.roles.doubts import Doubt, Matched
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import ByType, same_type
+from graphscale.graph.values import is_scalar
 
 __all__ = ["eliminate", "settle_by_names"]
 
@@ -54,9 +55,11 @@ def settle_by_names(
     by_graph = [output for output in found if sum(same_type(output, value) for value in named.values()) > 1]
     if len(confirmed) + len(by_graph) < _FEWEST:
         return {}
-    for output in asked.difference(pattern):
-        assigned = step.outputs[output]
-        if assigned.pair is None or output in rejected:
+    for output, assigned in step.outputs.items():
+        if output in pattern or output not in asked:
+            continue
+        is_left = assigned.pair is None and (is_scalar(output) or not step.left_like(output))
+        if is_left or output in rejected:
             role = Role.METRIC if assigned.pair is not None else assigned.role
             found[output] = Assigned(role, "all next values have names of one pattern")
     return found

@@ -63,11 +63,11 @@ def update_step(
 
 
 def hidden_state_step() -> onnx.ModelProto:
-    """A recurrent step that hands its hidden state `h` on: a prediction would depend on a batch in the same way."""
+    """A recurrent step that hands its hidden state `h` on, as it would a prediction; its names have no one pattern."""
     return linear_step(
-        nodes("w_next = w - dw * rate; r_next = r - (h.T @ dc) * rate"),
+        nodes("w_next = w - dw * rate; moved = r - (h.T @ dc) * rate"),
         inputs="float[4,3] w, float[3,3] r, float[8,3] h",
-        outputs="float[4,3] w_next, float[3,3] r_next, float[8,3] h_next",
+        outputs="float[4,3] w_next, float[3,3] moved, float[8,3] h_next",
         constants="float rate = {0.1}, float one = {1}",
         forward=nodes("h_next = Tanh(x @ w + h @ r); d = h_next - t; loss = ReduceMean(d * d, keepdims=0)"),
         backward=nodes("dc = (d * two_over_n) * (one - h_next * h_next); dw = x.T @ dc"),

@@ -338,7 +338,7 @@ class TestTheQuestion:
     def test_inspecting_does_not_ask(self) -> None:
         report = gs.inspect(hidden_state_step())
         assert [entry.name for entry in report.roles if not entry.certain] == ["h", "h_next"]
-        assert states_of(report) == {"w_next": "w", "r_next": "r"}
+        assert states_of(report) == {"w_next": "w", "moved": "r"}
 
 
 class TestKeptState:

@@ -150,7 +150,7 @@ STEPS = {
             inputs="float[4,3] slow, bool flag",
             constants="float half = {0.5}",
         ),
-        states("w?", "slow?"),
+        states("w", "slow"),
     ),
     "slow weights that some elements are set to": (
         update_step(
@@ -159,7 +159,7 @@ STEPS = {
             inputs="float[4,3] slow, bool[4,3] mask",
             constants="float half = {0.5}",
         ),
-        states("w?", "slow?"),
+        states("w", "slow"),
     ),
     "weights rounded at random": (
         update_step(
@@ -224,7 +224,7 @@ STEPS = {
     "max norm": (update_step(update=MOVED + "w_next = moved / Max(ReduceL2(moved), one)"), states("w")),
     "soft threshold": (update_step(update=MOVED + "w_next = Relu(Abs(moved) - rate) * Sign(moved)"), states("w")),
     "exponentiated gradient": (update_step(update=MOVED + "w_next = w / Exp(u)"), states("w")),
-    "a hidden state": (hidden_state_step(), states("w", "r", "h?")),
+    "a hidden state": (hidden_state_step(), {**states("w"), "moved": "next r", "h_next": "next h?"}),
     "a sum of two inputs that is named after a third": (
         update_step("c_next = Tanh(a) + Tanh(b)", f"{TWO}, float[4,3] c"),
         states("w", "c?"),

@@ -38,7 +38,7 @@ STEPS = {
     ),
     "Nesterov's two sequences": (
         update_step("", "float[4,3] v", OUT, update=NESTEROV),
-        {"p": "next w?", "q": "next v?"},
+        {"p": "next v?", "q": "next w?"},
         ("q", "it holds 'p', the next value of another state"),
     ),
     "a handed-through input beside another of its type": (

@@ -103,7 +103,7 @@ METRICS = {
     ),
     "a number in float16": (
         update_step("k_next = k * beta; small = Cast(k_next, to=10)", "float k, float16 h", "float16 small"),
-        {"k_next": "next k", "small": "metric?"},
+        {"k_next": "next k", "small": "metric"},
     ),
     # It has the type of the batch.
     "another saliency map": (update_step(SALIENCY + "s = Tanh(dx)", outputs="float[8,4] s"), {"s": "metric?"}),

@@ -1,4 +1,4 @@
-"""One pattern of names: it proposes pairs and raises doubts, and makes no pair certain."""
+"""One pattern of names: it proposes pairs, raises doubts, and settles what the graph leaves to elimination."""
 
 from __future__ import annotations
 
@@ -89,30 +89,66 @@ def test_two_that_are_named_unlike_the_others_are_no_exception() -> None:
     assert roles_of(model) == {**states("w", "m"), "p": "next a", "q": "next b"}
 
 
-def test_a_metric_with_the_name_of_a_next_value_is_asked_about() -> None:
-    """A product of stored numbers: the graph shows no reason for a pair."""
+def test_a_number_with_the_name_of_a_next_value() -> None:
+    """The graph shows no reason for a pair: two others must confirm the names."""
     model = update_step("k_next = ReduceL2(dw, keepdims=0)", "float k, float[4,3] m", update=MOMENTUM)
-    assert roles_of(model) == states("w", "m", "k?")
-    assert evidence_of(model, "k_next") == "it is named after 'k'"
-    assert roles_of(rename(model, {"k_next": "norm"}))["norm"].startswith("metric")
+    assert roles_of(model) == states("w", "m", "k")
+    assert evidence_of(model, "k_next") == "named like the other next values, and no other assignment is possible"
+    assert roles_of(rename(model, {"k_next": "norm"}))["norm"] == "metric"
+    alone = update_step("k_next = ReduceL2(dw, keepdims=0)", "float k")
+    assert roles_of(alone) == states("w", "k?")
+    assert evidence_of(alone, "k_next") == "it is named after 'k'"
 
 
 def test_a_number_that_is_named_unlike_all_next_values_is_a_metric() -> None:
     schedule = "n_next = n + unit; {} = base * Pow(beta, Cast(n_next, to=1))"
     inputs = "float base, float[4,3] m, int64 n"
     found = roles_of(update_step(schedule.format("now"), inputs, "float now", update=MOMENTUM))
-    assert found == {**states("w", "m", "n"), "now": "metric?"}
+    assert found == {**states("w", "m", "n"), "now": "metric"}
     assert roles_of(update_step(schedule.format("base_next"), inputs, update=MOMENTUM))["base_next"] == "next base"
 
 
 def test_a_clipped_norm_is_no_limit() -> None:
     text, inputs = "norm = ReduceL2(dw, keepdims=0); {} = Min(norm, limit)", "float limit, float[4,3] m"
-    assert roles_of(update_step(text.format("kept"), inputs, "float kept", update=MOMENTUM))["kept"] == "metric?"
+    assert roles_of(update_step(text.format("kept"), inputs, "float kept", update=MOMENTUM))["kept"] == "metric"
     assert roles_of(update_step(text.format("limit_next"), inputs, update=MOMENTUM))["limit_next"] == "next limit"
 
 
-def test_a_prediction_is_asked_about_under_any_name() -> None:
-    assert roles_of(hidden_state_step()) == states("w", "r", "h?")
+def test_names_say_whether_a_hidden_state_is_carried() -> None:
+    """The graph would show a prediction in the same way."""
+    assert roles_of(hidden_state_step())["h_next"] == "next h?"
+    complete = rename(hidden_state_step(), {"moved": "r_next"})
+    assert roles_of(complete) == states("w", "r", "h")
+    assert roles_of(rename(complete, {"h_next": "y"}))["y"].endswith("?")
+
+
+LEAPFROG = "w_next = v - dw * rate; v_next = Identity(w)"
+NESTEROV = "v_next = w - dw * rate; w_next = v_next + (v_next - v) * beta"
+ROTATED = "a_next = b * beta + dw; b_next = a * beta + dw"
+
+
+@pytest.mark.parametrize("update", [LEAPFROG, NESTEROV], ids=["leapfrog", "Nesterov's two sequences"])
+def test_pairs_that_names_and_exclusion_settle(update: str) -> None:
+    """A weight is moved by its gradient, and no state is a negative multiple of itself."""
+    model = update_step("", "float[4,3] v", update=update)
+    assert roles_of(model) == states("w", "v")
+    neutral = rename(model, {"w_next": "p", "v_next": "q"})
+    assert all(role.endswith("?") for role in roles_of(neutral).values())
+
+
+def test_names_settle_no_exchange_that_the_graph_permits() -> None:
+    model = update_step(ROTATED, f"{TWO}, float[4,3] m", update=MOMENTUM)
+    assert roles_of(model) == states("w", "m", "a?", "b?")
+    bent = update_step(
+        "a_next = Tanh(a) * Tanh(b); b_next = Tanh(a) + Tanh(b)", f"{TWO}, float[4,3] m", update=MOMENTUM
+    )
+    assert roles_of(bent) == states("w", "m", "a?", "b?")
+
+
+def test_an_output_that_neither_names_nor_the_graph_pair_is_no_state() -> None:
+    text, inputs = "delta = w_next - start", "float[4,3] start, float[4,3] m"
+    found = roles_of(update_step(text, inputs, "float[4,3] delta", update=MOMENTUM))
+    assert found == {**states("w", "m"), "delta": "metric"}
 
 
 def test_gradients_show_no_pattern() -> None:

@@ -66,19 +66,19 @@ STEPS = {
     ),
     "a decay in use": (
         update_step(f"{SHOWN}; hat = dw / (one - shown) + v * shown", f"{COUNTED}, float[4,3] v", "float shown"),
-        {**states("w", "n"), "shown": "metric?"},
+        {**states("w", "n"), "shown": "metric"},
     ),
     "a share of the rest": (
         update_step(f"{SHOWN}; hat = dw * (one - shown)", COUNTED, "float shown"),
-        {**states("w", "n"), "shown": "metric?"},
+        {**states("w", "n"), "shown": "metric"},
     ),
     "the rest of another number": (
         update_step(f"{SHOWN}; hat = dw / (beta - shown)", COUNTED, "float shown"),
-        {**states("w", "n"), "shown": "metric?"},
+        {**states("w", "n"), "shown": "metric"},
     ),
     "a product of decays beside an update": (
         update_step(f"{SHOWN}; hat = dw / (one - shown)", COUNTED, "float shown"),
-        {**states("w", "n"), "shown": "metric?"},
+        {**states("w", "n"), "shown": "metric"},
     ),
     "the largest number so far, less and less": (
         update_step("largest = Max(k * beta, ReduceMax(Abs(dw), keepdims=0))", "float k", "float largest"),
@@ -185,7 +185,7 @@ STEPS = {
     # The decays are inputs: a moment, or a gradient that leaves the graph.
     "a moment of a number": (
         update_step("m = n * mu + db; b_next = b - m * rate", "float b, float n, float mu", "float m", **OFFSET),
-        {**states("w", "b"), "m": "metric?"},
+        {**states("w", "b"), "m": "metric"},
     ),
     "a moment of one element": (
         update_step(

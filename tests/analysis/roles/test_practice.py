@@ -48,7 +48,7 @@ STEPS = {
             inputs="int64 n, float lr",
             outputs="float shown",
         ),
-        {**states("w", "n"), "shown": "metric?"},
+        {**states("w", "n"), "shown": "metric"},
     ),
     "a rate by a power of a counter": (
         update_step(
@@ -56,7 +56,7 @@ STEPS = {
             inputs="int64 n, float lr",
             outputs="float shown",
         ),
-        {**states("w", "n"), "shown": "metric?"},
+        {**states("w", "n"), "shown": "metric"},
     ),
     "a rate between two fed ones": (
         update_step(
@@ -64,7 +64,7 @@ STEPS = {
             inputs="int64 n, float lr, float low",
             outputs="float shown",
         ),
-        {**states("w", "n"), "shown": "metric?"},
+        {**states("w", "n"), "shown": "metric"},
     ),
     "a rate that a plateau halves, in use": (
         update_step(update=PLATEAU + RATE_IN_USE, inputs="float lr", outputs="float shown", constants=HALF),
@@ -153,7 +153,7 @@ STEPS = {
     # --- quantized moments
     "the scale of a quantized moment": (
         update_step(update=QUANTIZED + FRESH, inputs="int8[4,3] q, float size", outputs="float fresh"),
-        {**states("w", "q"), "fresh": "metric?"},
+        {**states("w", "q"), "fresh": "metric"},
     ),
     "a rate beside a moment": (
         update_step(
@@ -258,7 +258,7 @@ STEPS = {
             "float size",
             "float high = {100}, int64 four = {4}, float half = {0.5}, float twice = {2}",
         ),
-        {**states("w", "n"), "size": "metric?"},
+        {**states("w", "n"), "size": "metric"},
     ),
     "a factor that is computed": (
         update_step(

@@ -25,11 +25,11 @@ STEPS = {
     # Named `rate`, one of the numbers that it does not follow from would be likelier.
     "a rate by a formula": (
         update_step(COUNTED.replace("lr =", "rate_now ="), "int64 n", "float rate_now", NUMBERS, stored=True),
-        {**states("n", "w"), "rate_now": "metric?"},
+        {**states("n", "w"), "rate_now": "metric"},
     ),
     "a rate by a formula, named after a whole number": (
         update_step(COUNTED.replace("lr =", "unit_rate ="), "int64 n", "float unit_rate", NUMBERS, stored=True),
-        {**states("n", "w"), "unit_rate": "metric?"},
+        {**states("n", "w"), "unit_rate": "metric"},
     ),
     "a rate by a table": (
         update_step(
@@ -45,7 +45,7 @@ STEPS = {
             TABLE,
             update=SGD.replace("rate", "lr"),
         ),
-        {**states("w", "n"), "planned": "metric?"},
+        {**states("w", "n"), "planned": "metric"},
     ),
     "a rate by a counter beside a gain": (
         update_step(
@@ -56,12 +56,12 @@ STEPS = {
     # --- constants beside weights that are inputs
     "a rate by a formula beside a weight that is fed": (
         update_step(COUNTED, "int64 n", "float lr", NUMBERS),
-        {**states("w", "n"), "lr": "metric?"},
+        {**states("w", "n"), "lr": "metric"},
     ),
     # Unlike those of all next values, its name makes a metric likelier.
     "a rate by a formula beside a moment that is stored": (
         update_step(COUNTED, "int64 n", "float lr", f"{NUMBERS}, float[4,3] m = {numbers(12)}", update=MOMENTUM),
-        {**states("w", "n", "m"), "lr": "metric?"},
+        {**states("w", "n", "m"), "lr": "metric"},
     ),
     "one less a score": (
         update_step("score = ReduceMean(y, keepdims=0); other = one - score", outputs="float other"),
@@ -145,7 +145,7 @@ STEPS = {
             "float decay_rate = {0.9}, float start_rate = {0.5}",
             stored=True,
         ),
-        {**states("n", "w"), "start_lr": "metric?"},
+        {**states("n", "w"), "start_lr": "metric"},
     ),
     # --- whole numbers
     # Counters add one.

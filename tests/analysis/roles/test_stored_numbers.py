@@ -58,14 +58,14 @@ STEPS = {
     "a filled sum of squares beside a fed weight": (update_step(constants=FILLED, update=ADAGRAD), states("w", "v")),
     "an average with a scheduled share": (
         update_step(AVERAGED, constants=AVERAGES, stored=True),
-        states("w", "e", "n?"),
+        states("w", "e", "n"),
     ),
     "an average with a scheduled share beside a fed weight": (
         update_step(AVERAGED, constants=AVERAGES), states("w", "e?", "n?"),
     ),
     "the share of an average": (
         update_step(AVERAGED, "", "float part", AVERAGES.removesuffix(", float part"), stored=True),
-        {**states("w", "e", "n?"), "part": "metric?"},
+        {**states("w", "e", "n"), "part": "metric"},
     ),
     # --- NaN
     "a value for nothing": (
