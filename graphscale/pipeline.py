@@ -146,10 +146,6 @@ def scale(
         own = _find_own_scale(work, hints)
         warnings += [] if own is None else own.refuse(name)
         replaced = replace_training_ops(work, chosen)
-        prepared = None
-        if trial:
-            check_order(work.graph)  # a copy is made in order
-            prepared = work.clone()
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
@@ -158,6 +154,10 @@ def scale(
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
+        prepared = None
+        if trial:
+            check_order(work.graph)  # a copy is made in order
+            prepared = work.clone()
         optional = [unscale, *([] if counting is None else [counting])]
         step = run_rewrite(work, hints, scale_loss, *optional)
         if mixed is not None and not isinstance(autocast, str | None):

@@ -31,7 +31,8 @@ def try_scaled(original: Any, prepared: ir.Model, scaled: ir.Model, report: Repo
 
     Args:
         original: the model given to `scale`.
-        prepared: the same, with the training operators replaced that the target lacks.
+        prepared: the same, in the mixed precision of the scaled one, with the training operators replaced that the
+            target lacks.
         scaled: the scaled model.
         report: the report of its scaling.
         kept: outputs that are the next values of states on skipped steps, too.

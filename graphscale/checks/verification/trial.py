@@ -55,7 +55,8 @@ def run_trial(
 
     Args:
         original: the original.
-        prepared: the original, with the training operators replaced that the target lacks.
+        prepared: the original, in the mixed precision of the scaled one, with the training operators replaced that the
+            target lacks.
         scaled: the scaled model.
         found: the names of the `losses`, `gradients` and `batches` in the original, of states `in_place`, and
             of next values `kept` on skipped steps; `mixed`: it was put into mixed precision.
@@ -106,7 +107,7 @@ class _Trial:
         self, originals: Sequence[ir.Model], scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
     ) -> None:
         prepared = originals[-1]
-        self._graph, self._states, self._mixed = prepared.graph, states, found["mixed"]
+        self._graph, self._states = prepared.graph, states
         self._guarded = [state for state, output in states.items() if output not in found["kept"]]
         self._stamp = read_stamp(scaled, "the scaled step")
         values = values_by_name(prepared.graph)
@@ -121,7 +122,7 @@ class _Trial:
         self._small = any(v.dtype in _SMALL for node in scaled.graph.all_nodes() for v in node.outputs)
         try:
             self._feeder = self._make_feeder(prepared)
-            self._original = self._load(originals, "the original")
+            self._original = self._load(originals[1:] if found["mixed"] else originals, "the original")
         except VerifyError as error:
             raise _UntriedError(str(error)) from error
         try:
@@ -210,14 +211,14 @@ class _Trial:
         if not applied:
             return "the interface; the gradients overflow at all scales"
         numbers = ", ".join("its own" if scale is None else f"{scale:g}" for scale in applied)
-        return f"{'the interface' if self._mixed else 'interface and values'}, scale {numbers}"
+        return f"interface and values, scale {numbers}"
 
     def _find_difference(self, got: Arrays) -> str | None:
-        """Return the first difference of a step from the original; mixed precision rounds otherwise."""
+        """Return the first difference of a step from the original."""
         tolerance = _SMALL_TOLERANCE if self._small else _TOLERANCE
         is_applied, losses = self._is_applied(got), {value.name for value in self._losses}
         for name, wanted in self._expected.outputs.items():
-            if name in got and not self._mixed and (is_applied or name in losses):
+            if name in got and (is_applied or name in losses):
                 if wanted.dtype.itemsize < got[name].dtype.itemsize:  # gradient_dtype
                     wanted = wanted.astype(got[name].dtype)
                 found = compare_values(name, wanted, got[name], "as in the original", tolerance, 2.0**-18)

@@ -202,11 +202,13 @@ def test_random_numbers_are_the_same_in_both() -> None:
     assert "values, scale 1, 1024, 8192" in tried(model)
 
 
-def test_mixed_precision_compares_no_values() -> None:
+def test_mixed_precision_rounds_as_the_original_in_it() -> None:
     text = tried(free(), autocast="float16")
-    assert ": the interface, scale 1, 1024, 8192" in text
+    assert ": interface and values, scale 1, 1024, 8192" in text
     with pytest.raises(TrialError, match="the step is applied, and state 'w' is not finite"):
         try_damaged(always_true, autocast="float16")
+    with pytest.raises(TrialError, match=r"at scale 1024, .*w_next"):
+        try_damaged(keep_the_scale, autocast="float16")
 
 
 def test_a_fixed_scale_has_no_check() -> None:
