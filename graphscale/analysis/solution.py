@@ -109,15 +109,15 @@ class Solution:
             return None
         layers = any(node.outputs[0] in topology.forward for node in topology.contractions)
         weights = topology.held_states & topology.forward
-        smooth = reach(topology.losses, self._smooth_operands) if layers or weights else ()
-        if smooth and not any(v in weights or v.producer() in topology.contractions for v in smooth):
+        smooth = reach(topology.losses, self._smooth_operands)
+        if (layers or weights) and not any(v in weights or v.producer() in topology.contractions for v in smooth):
             return "no layer or weight changes it in a differentiable way"
         data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
         sums = self._find_sums()
         for place in sorted(plan.places, key=lambda place: topology.position(place.value)):
             if place.value in data and not self._is_late(place.value):
                 return f"the scale would enter at {place}, where the data is, and not the result of a layer"
-            if place.value not in sums and not sums.isdisjoint(reach([place.value], self._smooth_operands)):
+            if place.value not in sums and any(v in sums for v in reach([place.value], self._smooth_operands)):
                 return f"the scale would enter at {place}, which depends on the value of the loss"
         if self.coverage.covered and not layers:
             return "no layer computes it, and the backward pass has one"

@@ -17,7 +17,7 @@ from graphscale.analysis.roles.facts import VIEWS, Dependence, Facts
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import NEXT_STATE, ByType, find_coefficients, is_constant_view, same_type
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import follows_from_numbers, reach, source_by_trait
+from graphscale.graph.walks import follows_from_numbers, reach
 from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__ = ["Evidence", "Gradients", "Row", "Strength", "Table", "fixed_role", "possibilities"]
@@ -360,20 +360,11 @@ def _may_replace(facts: Facts, output: ir.Value, value: ir.Value) -> bool:
         if value in topology.forward or output in topology.forward:
             return False
         return is_backward or not (facts.factors[value] or is_known_zero(value))
-    if is_backward and _scales_integers(facts, value):
-        return True
     if is_scalar(value) and is_float(value):
         # A metric reads a batch; a number computed from numbers may be a schedule's. The loss reads no next rate.
         return output not in topology.forward and facts.is_ignored(value) and follows_from_numbers(output)
     # An input that enters behind the last contraction is a target or similar.
     return is_backward or (not topology.late_inputs(value) and is_float(value))
-
-
-def _scales_integers(facts: Facts, value: ir.Value) -> bool:
-    """Return whether an input is a factor or divisor of an integer input, such as a quantized moment."""
-    products = (node for node in facts.topology.consumers(value) if node.op_type in ("Mul", "Div"))
-    sources = {source_by_trait(operand, VIEWS) for node in products for operand in inputs_of(node)} - {value}
-    return any(source.producer() is None and not is_float(source) for source in sources)
 
 
 def _is_counter(facts: Facts, output: ir.Value, value: ir.Value) -> bool:
