@@ -1,7 +1,7 @@
 """Evidence by names: one pattern turns the names of present values into those of next values.
 
 Where `w1_next` and `b1_next` are outputs and `w1` and `b1` are inputs, `eta_next` is the next value of `eta`. Names
-propose pairs and raise doubts; a name alone makes no role certain.
+propose pairs and raise doubts, and complete names leave the pairs to elimination; a name alone makes no role certain.
 """
 
 from __future__ import annotations
