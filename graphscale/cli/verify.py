@@ -55,6 +55,9 @@ def verify(
     roles: options.RolesFile = None,
     keep: options.Keep = None,
     force_roles: options.ForceRoles = False,
+    no_exact: Annotated[
+        bool, option("Accept nodes that this version would not write, where the file still equals the original.")
+    ] = False,
     numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.")] = False,
     trained: Annotated[bool, option("State may begin at other values in the policy's range.")] = False,
     derivatives: Annotated[bool, option("Compare the original's gradients with slopes of its loss, too.")] = False,
@@ -93,6 +96,7 @@ def verify(
             roles=options.read_roles(roles),
             keep=keep,
             force_roles=force_roles,
+            exact=not no_exact,
             numeric=numeric,
             trained=trained,
             derivatives=derivatives,

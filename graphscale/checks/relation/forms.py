@@ -52,7 +52,14 @@ class Call:
     def to(self, op_type: str, *operands: int | None, shape: Shape = None, **attributes: Hashable) -> int:
         """Return the term of another operator with a result of the same type."""
         call = dataclasses.replace(
-            self, domain="", op_type=op_type, attributes=attributes, operands=operands, output=0, shape=shape, is_final=False
+            self,
+            domain="",
+            op_type=op_type,
+            attributes=attributes,
+            operands=operands,
+            output=0,
+            shape=shape,
+            is_final=False,
         )
         return build(call)
 
@@ -190,7 +197,11 @@ def _mul_by_inverse(call: Call) -> int | None:
         if inner is not None:
             return call.to("Div", one, inner.operands[0], shape=call.shape)
         inner = terms.operation(other, "Div")
-        if inner is not None and terms.holds(inner.operands[0], 1) and len(terms.shapes[inner.operands[0] or 0] or ()) == 0:
+        if (
+            inner is not None
+            and terms.holds(inner.operands[0], 1)
+            and len(terms.shapes[inner.operands[0] or 0] or ()) == 0
+        ):
             return call.to("Div", one, inner.operands[1], shape=call.shape)
     return None
 
@@ -231,7 +242,9 @@ def _view(call: Call) -> int | None:
 
 @_form("Expand")
 def _expand(call: Call) -> int | None:
-    return call.operands[0] if call.shape is not None and call.terms.shapes[call.operands[0] or 0] == call.shape else None
+    return (
+        call.operands[0] if call.shape is not None and call.terms.shapes[call.operands[0] or 0] == call.shape else None
+    )
 
 
 @_form("Transpose")
@@ -265,7 +278,9 @@ def _gemm(call: Call) -> int | None:
     for term, name in ((one, "transA"), (other, "transB")):
         shape = None if term is None else terms.shapes[term]
         factors.append(
-            call.to("Transpose", term, shape=None if shape is None else shape[::-1], perm=(1, 0)) if held.get(name) else term
+            call.to("Transpose", term, shape=None if shape is None else shape[::-1], perm=(1, 0))
+            if held.get(name)
+            else term
         )
     product = call.to("MatMul", *factors, shape=call.shape)
     product = _times(call, product, held.get("alpha", 1.0))

@@ -116,7 +116,9 @@ class Numbering:
 
     def _fold(self, node: ir.Node, operands: Sequence[int | None]) -> int | None:
         """Return the term of the result of an operator on small constants; None for other nodes."""
-        arrays = {v.name or "": self.terms.array(t) for v, t in zip(node.inputs, operands, strict=True) if v is not None}
+        arrays = {
+            v.name or "": self.terms.array(t) for v, t in zip(node.inputs, operands, strict=True) if v is not None
+        }
         if node.domain or not arrays or any(array is None for array in arrays.values()) or len(node.outputs) != 1:
             return None
         if has_trait(node, Trait.RANDOM) or "" in arrays:
@@ -127,7 +129,10 @@ class Numbering:
         except Exception:  # the evaluator has errors of all kinds; then the operator stays
             return None
         result = np.asarray(result)
-        if result.size > _FOLDED or (node.outputs[0].dtype or ir.DataType.from_numpy(result.dtype)).numpy() != result.dtype:
+        if (
+            result.size > _FOLDED
+            or (node.outputs[0].dtype or ir.DataType.from_numpy(result.dtype)).numpy() != result.dtype
+        ):
             return None
         return self.terms.array_term(result)
 

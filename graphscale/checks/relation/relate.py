@@ -91,7 +91,9 @@ class Relation:
 
     def _explain(self, wanted: int, found: int) -> str:
         one, other = list(self.terms.pair_up(wanted, found))[-1]
-        names = [_names(numbering, model, term) for (numbering, model), term in zip(self._sides(), (one, other), strict=True)]
+        names = [
+            _names(numbering, model, term) for (numbering, model), term in zip(self._sides(), (one, other), strict=True)
+        ]
         return f"{self._describe(other, names[1])} stands for {self._describe(one, names[0])}"
 
     def _describe(self, term: int, name: str | None) -> str:

@@ -139,7 +139,11 @@ class Terms:
         """Return whether a term is a constant of floating-point type with one number in all elements."""
         array = self.array(term)
         dtype = None if term is None else self.dtypes[term]
-        return array is not None and array.size > 0 and bool(dtype and dtype.is_floating_point() and (array == number).all())
+        return (
+            array is not None
+            and array.size > 0
+            and bool(dtype and dtype.is_floating_point() and (array == number).all())
+        )
 
     def operation(self, term: int | None, op_type: str) -> Operation | None:
         """Return the operation of a term if it is one of ONNX's with a name, else None."""
