@@ -1,4 +1,4 @@
-"""Normal forms: operations that give equal values in several spellings have one term.
+"""Normal forms: several spellings of operations that give equal values have one term.
 
 Each form is a row: a function for one operator, that returns the term of another spelling or None. The rows marked as
 `rounding` join spellings whose results may differ in the last bits.
@@ -63,7 +63,7 @@ class Call:
         )
         return build(call)
 
-    def keeps(self, index: int, shape: bool = False) -> bool:
+    def keeps(self, index: int) -> bool:
         """Return whether the result has the shape of an operand, whatever the others."""
         terms = self.terms
         others = [t for i, t in enumerate(self.operands) if i != index and t is not None]
@@ -219,8 +219,9 @@ def _shape(call: Call) -> int | None:
     sizes = _sizes(call.terms.shapes[call.operands[0] or 0])
     if sizes is None:
         return None
-    part = slice(call.attributes.get("start", 0), call.attributes.get("end"))
-    return call.terms.array_term(np.array(sizes[part], np.int64))
+    start: Any = call.attributes.get("start", 0)
+    end: Any = call.attributes.get("end")
+    return call.terms.array_term(np.array(sizes[start:end], np.int64))
 
 
 @_form("Reshape", "Squeeze", "Unsqueeze", "Flatten", "View")
@@ -229,8 +230,8 @@ def _view(call: Call) -> int | None:
     terms, sizes, term = call.terms, _sizes(call.shape), call.operands[0]
     if sizes is None or term is None:
         return None
-    while (inner := terms.operation(term, "View")) is not None:
-        (term,) = inner.operands  # type: ignore[assignment]
+    while (inner := terms.operation(term, "View")) is not None and inner.operands[0] is not None:
+        term = inner.operands[0]
     if terms.shapes[term] == sizes:
         return term
     array = terms.array(term)
@@ -254,9 +255,11 @@ def _transpose(call: Call) -> int | None:
     shape = None if term is None else terms.shapes[term]
     if term is None or shape is None:
         return None
-    axes = tuple(call.attributes.get("perm") or reversed(range(len(shape))))
+    given: Any = call.attributes.get("perm")
+    axes = tuple(given or reversed(range(len(shape))))
     inner = terms.operation(term, "Transpose")
-    if inner is not None and (held := dict(inner.attributes).get("perm")) is not None:
+    held: Any = None if inner is None else dict(inner.attributes).get("perm")
+    if inner is not None and held is not None:
         return call.to("Transpose", inner.operands[0], shape=call.shape, perm=tuple(held[axis] for axis in axes))
     if [axis for axis in axes if shape[axis] != 1] == [axis for axis in range(len(shape)) if shape[axis] != 1]:
         return term if axes == tuple(range(len(shape))) else call.to("View", term, shape=call.shape)

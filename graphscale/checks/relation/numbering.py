@@ -80,9 +80,10 @@ class Numbering:
     def _operation(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
         elements = self._degrees.transfer(node, [0 if n is None else n.degree for n in operands])
         terms = [None if n is None else n.term for n in operands]
-        folded = None if any(isinstance(element, Mixed) for element in elements) else self._fold(node, terms)
-        if folded is not None:
-            return [Number(folded, ZERO if self.terms.holds(folded, 0) else elements[0])]
+        if len(elements) == 1 and not isinstance(elements[0], Mixed):
+            folded = self._fold(node, terms)
+            if folded is not None:
+                return [Number(folded, ZERO if self.terms.holds(folded, 0) else elements[0])]
         attributes, results = self._attributes(node), []
         for index, (value, element) in enumerate(zip(node.outputs, elements, strict=True)):
             dtype = own_dtype(value)
@@ -169,7 +170,7 @@ class Numbering:
         return Number(self.terms.add(key, own_dtype(value), _shape_of(value)), degrees[0])
 
     def _rounds_of(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
-        """Number the body of a Loop or a Scan with arguments for its inputs, until their degrees stand."""
+        """Visit the body of a Loop or a Scan with arguments for its inputs, until their degrees stand."""
         (body,), (first, count, ahead) = subgraphs(node), carried_by(node)
         given = [n if n is None or i > 0 or not ahead else None for i, n in enumerate(operands)]
         degrees: list[Degree] = [0 if n is None else n.degree for n in given]

@@ -1,4 +1,4 @@
-"""Terms: value numbers in a table that two graphs share. Equal terms are computed alike from the same sources."""
+"""Terms: value numbers in a table that two graphs share. Equal terms follow from the same sources in the same way."""
 
 from __future__ import annotations
 
@@ -116,10 +116,13 @@ class Terms:
         known = self._tensors.get(id(tensor))
         if known is not None:
             return known[1]
-        shape, array = tuple(map(int, tensor.shape)), tensor.numpy()
+        array = tensor.numpy()
+        shape = array.shape
         content: Hashable = tuple(array.reshape(-1).tolist())
         if tensor.dtype is not ir.DataType.STRING:
-            content = array.tobytes() if array.size <= _SMALL else hashlib.sha256(np.ascontiguousarray(array)).digest()
+            content = (
+                array.tobytes() if array.size <= _SMALL else hashlib.sha256(np.ascontiguousarray(array).data).digest()
+            )
         term = self.add(Source("constant", content, tensor.dtype, shape), tensor.dtype, shape)
         if array.size <= _SMALL and tensor.dtype is not ir.DataType.STRING:
             self._arrays[term] = array

@@ -21,8 +21,8 @@ from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measurements, Progress, measure
 from graphscale.checks.verification.numeric import replay as replay_case
-from graphscale.checks.verification.pair import check_names, open_pair
-from graphscale.checks.verification.related import compare_terms
+from graphscale.checks.verification.pair import Pair, check_names, open_pair
+from graphscale.checks.verification.related import relate
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
 from graphscale.checks.verification.verify_report import (
@@ -43,6 +43,8 @@ from graphscale.passes import LowerTrainingOps
 from graphscale.pipeline import Model, open_copy
 
 __all__ = ["verify"]
+
+_LOWERED = "a lowered file with other nodes than this version writes: verify the step that it was lowered from"
 
 
 @name_damage
@@ -152,31 +154,25 @@ def verify(
         original, hints = _fuse(str(original), scaled, hints)
     pair, translation = open_pair(original, scaled, hints)
     found = Measurements(notes=[*pair.notes], progress=progress, tolerance=tolerance)
-    if case is None:
-        progress("comparing terms", 0, 0)
-        is_alone = numeric and bool(translation.graph)
-        skipped = Check(RELATION, SKIPPED, "numbers alone were asked for", True)
-        found.checks.append(skipped if is_alone else compare_terms(pair))
-        found.checks += compare_translation(translation, pair, exact=exact and not numeric, trained=trained)
+    if case is not None:
+        return _replay(found, pair, case, providers)
+    progress("comparing with the original", 0, 0)
+    found.checks += relate(pair, translation, exact=exact, numeric=numeric)
+    found.checks += compare_translation(translation, pair, exact=exact and not numeric, trained=trained)
     try:
         check_names(pair)
     except VerifyError as error:
-        if case is not None:
-            raise VerifyError(f"the case cannot be run again: {error}") from error
         return VerifyReport((*found.checks, Check("named values", FAILS, str(error), True)), pair.notes)
-    if case is not None:
-        with contextlib.closing(Bench(pair, providers)) as bench:
-            replay_case(found, bench, case)
-    else:
-        progress("proving the scaled graph", 0, 0)
-        found.checks += [
-            Check(each.name, SKIPPED, each.detail, True) if numeric and each.status == UNPROVED else each
-            for each in prove_again(pair)
-        ]
-    if case is None and derivatives:
+    progress("proving the scaled graph", 0, 0)
+    is_known = exact or numeric or pair.lowered is None or not translation.graph
+    found.checks += [
+        Check(each.name, SKIPPED, each.detail, True) if numeric and each.status == UNPROVED else each
+        for each in (prove_again(pair) if is_known else [Check("proof of the file", UNPROVED, _LOWERED, True)])
+    ]
+    if derivatives:
         progress("comparing gradients with slopes", 0, 0)
         found.checks.append(_compare_with_slopes(original, given, hints, seed, dims or {}))
-    if case is None and runs:
+    if runs:
         drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
         feeder, others = Feeder(*drawn), None
         if feeder.chosen:
@@ -189,6 +185,21 @@ def verify(
             if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
                 raise
             found.checks.append(Check("numbers", FAILS, str(error)))
+    return _report(found)
+
+
+def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:
+    """Run a counterexample alone."""
+    try:
+        check_names(pair)
+    except VerifyError as error:
+        raise VerifyError(f"the case cannot be run again: {error}") from error
+    with contextlib.closing(Bench(pair, providers)) as bench:
+        replay_case(found, bench, case)
+    return _report(found)
+
+
+def _report(found: Measurements) -> VerifyReport:
     return VerifyReport(tuple(found.checks), tuple(found.notes), found.counterexample, found.differences, found.runs)
 
 
