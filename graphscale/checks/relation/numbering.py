@@ -18,7 +18,7 @@ from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Mixed
 from graphscale.flow.term import attribute_key
 from graphscale.graph.values import constant_tensor, has_bodies, own_dtype, subgraphs
 from graphscale.graph.walks import carried_by
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__ = ["Numbering"]
 
@@ -80,6 +80,10 @@ class Numbering:
     def _operation(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
         elements = self._degrees.transfer(node, [0 if n is None else n.degree for n in operands])
         terms = [None if n is None else n.term for n in operands]
+        optimizer = optimizer_of(node)
+        signal = None if optimizer is None else optimizer.update_signal
+        if signal is not None and signal < len(terms) and self.terms.is_true(terms[signal]):
+            terms[signal] = None  # an omitted signal says the same
         if len(elements) == 1 and not isinstance(elements[0], Mixed):
             folded = self._fold(node, terms)
             if folded is not None:

@@ -113,8 +113,9 @@ class _Side:
             state, value, flag = node.inputs[0], node.inputs[1], input_at(node, 2)
             assert state is not None and value is not None
             number, decided = of(value), None if flag is None else of(flag).term
-            if node.op_type != "InPlaceAccumulatorV2" or decided != terms.true:
-                operands = (of(state).term, number.term, None if decided == terms.true else decided)
+            is_set = terms.is_true(decided)
+            if node.op_type != "InPlaceAccumulatorV2" or not is_set:
+                operands = (of(state).term, number.term, None if is_set else decided)
                 key = Operation(node.domain, node.op_type, (), operands)
                 number = Number(terms.add(key, state.dtype), number.degree)
             yield state.name or "", number
@@ -126,14 +127,18 @@ class _Side:
 
 
 def _copy(model: ir.Model) -> ir.Model:
-    """Copy a model, inline its functions, and infer its types anew: a file may declare others."""
+    """Copy a model, inline its functions, and infer its shapes anew: those that a file declares may be stale.
+
+    Where inference knows none, as behind optimizers of ONNX Runtime, the declared ones stay.
+    """
     copy = model.clone()
     if copy.functions:
         InlinePass()(copy)
     outputs = set(copy.graph.outputs)
-    for node in copy.graph.all_nodes():
-        for value in node.outputs:
-            if value not in outputs:
-                value.shape = None
+    declared = {v: v.shape for node in copy.graph.all_nodes() for v in node.outputs if v not in outputs}
+    for value in declared:
+        value.shape = None
     infer_types(copy)
+    for value, shape in declared.items():
+        value.shape = value.shape or shape
     return copy

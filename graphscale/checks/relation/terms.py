@@ -148,6 +148,11 @@ class Terms:
             and bool(dtype and dtype.is_floating_point() and (array == number).all())
         )
 
+    def is_true(self, term: int | None) -> bool:
+        """Return whether a term is a constant of flags that are all true."""
+        array = self.array(term)
+        return array is not None and array.dtype == bool and bool(array.all())
+
     def operation(self, term: int | None, op_type: str) -> Operation | None:
         """Return the operation of a term if it is one of ONNX's with a name, else None."""
         key = None if term is None else self.keys[term]

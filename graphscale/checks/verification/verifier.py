@@ -28,7 +28,6 @@ from graphscale.checks.verification.translated import compare_translation
 from graphscale.checks.verification.verify_report import (
     FAILS,
     HOLDS,
-    RELATION,
     SKIPPED,
     UNPROVED,
     Case,
@@ -156,9 +155,9 @@ def verify(
     found = Measurements(notes=[*pair.notes], progress=progress, tolerance=tolerance)
     if case is not None:
         return _replay(found, pair, case, providers)
+    found.checks += compare_translation(translation, pair, exact=exact and not numeric, trained=trained)
     progress("comparing with the original", 0, 0)
     found.checks += relate(pair, translation, exact=exact, numeric=numeric)
-    found.checks += compare_translation(translation, pair, exact=exact and not numeric, trained=trained)
     try:
         check_names(pair)
     except VerifyError as error:
