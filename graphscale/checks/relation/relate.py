@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from graphscale.checks.patterns import input_at
-from graphscale.checks.relation.numbering import Numbering
+from graphscale.checks.relation.term_numbering import Numbering, shape_of
 from graphscale.checks.relation.terms import Number, Operation, Source, Terms
 from graphscale.flow.degree import ZERO
 from graphscale.graph.inference import infer_types
@@ -41,7 +41,7 @@ class Relation:
         inputs = {value.name for value in models[1].graph.inputs}
         # A state that is an initializer becomes an input of the scaled graph.
         states = [value for name, value in models[0].graph.initializers.items() if name in inputs]
-        sources = {v: Number(self.terms.add(Source("input", v.name, v.dtype), v.dtype)) for v in states}
+        sources = {v: Number(self.terms.add(Source("input", v.name, v.dtype), v.dtype, shape_of(v))) for v in states}
         self._sides = tuple(
             _Side(model.graph, Numbering(self.terms, model, {**sources, **self._named(model, each)}, rounds=rounds))
             for model, each in zip(models, given, strict=True)

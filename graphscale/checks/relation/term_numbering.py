@@ -20,7 +20,7 @@ from graphscale.graph.values import constant_tensor, has_bodies, own_dtype, subg
 from graphscale.graph.walks import carried_by
 from graphscale.operators import Trait, has_trait, optimizer_of
 
-__all__ = ["Numbering"]
+__all__ = ["Numbering", "shape_of"]
 
 _FOLDED = 4096  # elements of a folded result
 _PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING)
@@ -57,7 +57,7 @@ class Numbering:
     def _source(self, value: ir.Value) -> Number:
         tensor = constant_tensor(value)
         if tensor is None:
-            return Number(self.terms.add(Source("input", value.name, value.dtype), value.dtype, _shape_of(value)))
+            return Number(self.terms.add(Source("input", value.name, value.dtype), value.dtype, shape_of(value)))
         return Number(self.terms.constant(tensor), ZERO if self._degrees.is_zero(value) else 0)
 
     def _visit(self, nodes: Iterable[ir.Node]) -> None:
@@ -95,7 +95,7 @@ class Numbering:
                 results.append(Number(self.terms.unknown(element.reason, dtype)))
                 continue
             call = Call(
-                *(self.terms, node.domain, node.op_type, attributes, terms, index, dtype, _shape_of(value)),
+                *(self.terms, node.domain, node.op_type, attributes, terms, index, dtype, shape_of(value)),
                 is_final=value in self._outputs,
                 rounds=self._rounds,
             )
@@ -171,7 +171,7 @@ class Numbering:
         if one.term == other.term:
             return Number(one.term, degrees[0])
         key = Operation("", "If", (), (condition, one.term, other.term))
-        return Number(self.terms.add(key, own_dtype(value), _shape_of(value)), degrees[0])
+        return Number(self.terms.add(key, own_dtype(value), shape_of(value)), degrees[0])
 
     def _rounds_of(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
         """Visit the body of a Loop or a Scan with arguments for its inputs, until their degrees stand."""
@@ -201,7 +201,7 @@ class Numbering:
             result = results[ahead + j]
             key = Operation(node.domain, node.op_type, attributes, (*above, None, *carried, result.term), j)
             degree = degrees[first + j] if j < count else result.degree
-            found.append(Number(self.terms.add(key, own_dtype(value), _shape_of(value)), degree))
+            found.append(Number(self.terms.add(key, own_dtype(value), shape_of(value)), degree))
         return found
 
 
@@ -211,7 +211,8 @@ def _meet(one: Degree, other: Degree) -> tuple[Degree] | None:
     return None if len(known) > 1 else (next(iter(known), ZERO),)
 
 
-def _shape_of(value: ir.Value) -> Shape:
+def shape_of(value: ir.Value) -> Shape:
+    """Return the shape of a value; None if one of its axes is unknown."""
     if value.shape is None:
         return None
     axes = tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape)
