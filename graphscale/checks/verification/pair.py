@@ -57,6 +57,7 @@ class Pair:
         proved: True if all nodes of the scaled graph are the expected ones.
         small: the types below float32 in the original, in the mixed precision of the scaled one.
         notes: facts for the user.
+        dtype: the type of the mixed precision that scaling put the original into; None without it.
         lowered: a lowered file; then `step` is that of its expected plain form, with the same initial values.
     """
 
@@ -69,6 +70,7 @@ class Pair:
     proved: bool
     small: frozenset[ir.DataType]
     notes: tuple[str, ...]
+    dtype: str | None = None
     lowered: ir.Model | None = None
 
     @functools.cached_property
@@ -156,6 +158,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         proved=not translation.graph or lowered is not None,
         small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
         notes=tuple(notes),
+        dtype=None if mixed is None else str(mixed.dtype),
         lowered=lowered,
     ), translation
 

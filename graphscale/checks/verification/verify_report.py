@@ -188,6 +188,7 @@ class VerifyReport(Summary):
         counterexample: the first failing run, or None.
         differences: the errors in that run.
         runs: number of runs of the scaled graph.
+        applied: the policy, if it applies some steps with a non-finite gradient; else empty.
         subject: "folder" or "halves" for a comparison of several models, without runs; else empty.
     """
 
@@ -196,6 +197,7 @@ class VerifyReport(Summary):
     counterexample: Case | None = None
     differences: tuple[Difference, ...] = ()
     runs: int = 0
+    applied: str = ""
     subject: str = ""
 
     def _summarize(self) -> tuple[str, Iterable[Row]]:
@@ -231,7 +233,8 @@ class VerifyReport(Summary):
             return f"{agree}; nothing is proved"
         if self.subject:
             return f"verified ({self.subject})"
-        return "verified, exact" if proofs.get(TRANSLATION) == HOLDS else "verified"
+        exact = ", exact" if proofs.get(TRANSLATION) == HOLDS else ""
+        return f"verified{exact}" + (f"; applies non-finite gradients: {self.applied}" if self.applied else "")
 
     @property
     def failures(self) -> tuple[Check, ...]:
