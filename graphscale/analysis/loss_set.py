@@ -164,8 +164,10 @@ def _with_further_losses(
     for value in candidates:
         losses = best.topology.losses
         known = best.topology.ancestors(losses)
+        if value in known or value in best.reached:
+            continue
         own = (v for v in best.topology.ancestors([value]) if v not in known and v.producer() is not None)
-        if value in known or value in best.reached or not any(v in best.solver.live for v in own):
+        if not any(v in best.solver.live for v in own):
             continue
         with contextlib.suppress(GraphscaleError):  # no loss then
             further = solve((*losses, value))
@@ -204,9 +206,11 @@ class _Fitness:
         """Return the faults of a solution; a greater tuple is better."""
         if solution not in self._faults:
             # A contraction of another scalar's forward pass is no part of the backward pass.
-            others = [value for value in self.candidates if value not in solution.reached]
-            cone = solution.topology.ancestors(others)
-            missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
+            missed = len(solution.coverage.missed)
+            if missed:
+                others = [value for value in self.candidates if value not in solution.reached]
+                cone = solution.topology.ancestors(others)
+                missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
             seeds = not solution.forward_places
             self._faults[solution] = not solution.solver.unscales_cotangents, seeds, -solution.misfits, -missed
         return self._faults[solution]
@@ -288,7 +292,10 @@ def _name(group: Sequence[Solution]) -> list[Solution]:
     fewest = min(len(each.topology.losses) for each in group)
     few = [each for each in group if len(each.topology.losses) == fewest]
     left = [one for one in few if not any(other is not one and _supersedes(other, one) for other in few)]
-    return sorted(left or few, key=lambda each: -sum(value in each.read for value in each.topology.forward))
+    left = left or few
+    if len(left) == 1:
+        return left
+    return sorted(left, key=lambda each: -sum(value in each.read for value in each.topology.forward))
 
 
 def _competes(rank: _Rank, top: _Rank) -> bool:

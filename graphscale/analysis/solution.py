@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence,
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
-from graphscale.analysis.loss import is_number
 from graphscale.analysis.places import find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
@@ -19,8 +18,8 @@ from graphscale.analysis.training_result import Coverage, measure_coverage
 from graphscale.analysis.updates import NEXT_STATE, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, constant_number, constant_tensor, is_float, is_scalar, subgraphs
-from graphscale.operators import Kind, Trait, has_trait, may_bend, rule_of
+from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar, subgraphs
+from graphscale.operators import may_bend
 
 __all__ = ["Solution", "solve_losses"]
 
@@ -50,7 +49,7 @@ class Solution:
     @functools.cached_property
     def explained(self) -> Set[ir.Value]:
         """The values that depend on a gradient."""
-        return _find_explained(self.topology, self.solver.plan.unscaled)
+        return self.solver.explained
 
     @functools.cached_property
     def moves_others(self) -> bool:
@@ -76,12 +75,12 @@ class Solution:
     def differentiates_all(self) -> bool:
         """True if, for each of several losses, cotangents depend on values that this loss alone is computed from."""
         topology = self.topology
+        if len(topology.losses) == 1:
+            return True
         # Next weights of one loss, by which another one is computed, are no part of the other.
         ends = {value.producer() for value in topology.anew}
         passes = (topology.ancestors([loss], stop=ends.__contains__) for loss in topology.losses)
         above = [{value for value in each if value.producer()} for each in passes]
-        if len(above) == 1:
-            return True
         live = self.solver.live | topology.ancestors(self.solver.learnt)
         return all(any(v in live for v in own.difference(*(a for a in above if a is not own))) for own in above)
 
@@ -237,7 +236,7 @@ def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
     topology = solver.topology
     if solver.seed is not None or not solver.cotangents or solver.unscales_cotangents:
         return solver
-    learnt = _find_learnt_terms(topology, _find_explained(topology, solver.plan.unscaled))
+    learnt = _find_learnt_terms(topology, solver.explained)
     if learnt:
         with contextlib.suppress(GraphscaleError):  # the step is open then
             other = Solver(topology, None, chosen, solver.optimizer)
@@ -261,30 +260,6 @@ def _find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> li
     from graphscale.analysis.learnt import find_learnt_terms  # few steps have such weights
 
     return find_learnt_terms(topology, moved)
-
-
-def _find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:
-    """Find the values that depend on gradients by more than a measure of them, such as a norm."""
-    explained, measures = set(gradients), set[ir.Value]()
-    for node, results, operands in topology.parts:
-        known = [v for v in operands if v in explained]
-        if known and (_is_measure(node) or measures.issuperset(known)):
-            results = [v for v in results if not is_number(v)]
-            measures.update(results)
-        if known:
-            explained.update(results)
-    return explained
-
-
-def _is_measure(node: ir.Node) -> bool:
-    """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
-    if has_trait(node, Trait.REDUCTION):
-        return node.op_type not in ("ReduceSum", "ReduceMean")
-    if node.op_type in ("Mul", "Pow"):
-        base, other = node.inputs
-        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
-    rule = rule_of(node)
-    return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)
 
 
 def _solve_without_others(

@@ -7,13 +7,14 @@ it unscales an operand, or scales a second loss. Edits are only added to the pla
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Plan, find_end, find_tensor
+from graphscale.analysis.edits import Place, Plan, find_end, find_explained, find_tensor
 from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.predictions import find_predictions
 from graphscale.analysis.topology import Topology
@@ -115,6 +116,11 @@ class Solver:
 
             check_bodies(self.topology.flat, self.plan)
         return self.plan
+
+    @functools.cached_property
+    def explained(self) -> Set[ir.Value]:
+        """The values that depend on a gradient, after `solve`."""
+        return find_explained(self.topology, self.plan.unscaled)
 
     @property
     def unscales_cotangents(self) -> bool:

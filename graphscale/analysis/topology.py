@@ -35,7 +35,7 @@ from graphscale.graph.values import (
     is_scalar,
 )
 from graphscale.graph.walks import check_order, reach
-from graphscale.operators import OPERATORS, Trait, nodes_with
+from graphscale.operators import OPERATORS, Operator, Trait
 
 __all__ = ["Topology"]
 
@@ -101,10 +101,10 @@ class Topology:
         by_operator: dict[tuple[str, str], list[ir.Node]] = {}
         for node in self.nodes:
             by_operator.setdefault((node.domain, node.op_type), []).append(node)
-        of_rules = [(OPERATORS[kind].rule, nodes) for kind, nodes in by_operator.items() if kind in OPERATORS]
-        self.contractions = frozenset(node for rule, nodes in of_rules if rule.contraction for node in nodes)
+        self._by_operator = [(OPERATORS[kind], nodes) for kind, nodes in by_operator.items() if kind in OPERATORS]
+        self.contractions = frozenset(self.nodes_like(lambda operator: operator.rule.contraction))
         self.contractions |= {node for node in self.flat.opaque if contains_contraction(node)}
-        self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
+        self.propagating = self.contractions.union(self.nodes_like(lambda operator: operator.rule.gradient))
         self.forward = self.ancestors(self.losses)
         self.states = frozenset(graph.inputs) | self._weights(self._held)
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
@@ -137,6 +137,10 @@ class Topology:
         self._backward = ValueSet(self._numbering, bytearray(count))
         self.backward = self._backward_nodes()
         self.propagated = self._find_propagated()
+
+    def nodes_like(self, test: Callable[[Operator], bool]) -> list[ir.Node]:
+        """Return the nodes whose operators pass a test, operator by operator."""
+        return [node for operator, nodes in self._by_operator if test(operator) for node in nodes]
 
     def of(self, loss: ir.Value) -> Topology:
         """Return the topology of the graph for another loss."""
@@ -181,7 +185,7 @@ class Topology:
         long on a graph of a hundred thousand nodes.
         """
         marks = self._numbering.marks(values)
-        for node, first, end, operands in reversed(self._rows):
+        for node, first, end, operands in reversed(self._rows[: self._numbering.count_rows(marks.rfind(1))]):
             if marks.find(1, first, end) >= 0 and not (stop is not None and stop(node)):
                 for operand in operands:
                     marks[operand] = 1
@@ -259,7 +263,8 @@ class Topology:
         The result excludes values where to `stop`.
         """
         marks = self._numbering.marks(values)
-        for node, first, end, operands in self._rows if values or nodes else ():
+        begin = 0 if nodes else self._numbering.count_rows(marks.find(1)) if values else len(self._rows)
+        for node, first, end, operands in self._rows[begin:]:
             depends = node in nodes
             for operand in operands:
                 if marks[operand]:
@@ -272,7 +277,8 @@ class Topology:
     def _backward_nodes(self) -> set[ir.Node]:
         others = [value for value in self.graph.outputs if value is not self.loss]
         sinks = [value for value in others if self.may_be_state(value)] or others
-        sinks += (value for node in nodes_with(self.nodes, Trait.EFFECT) for value in node.outputs)
+        effects = self.nodes_like(lambda operator: bool(operator.traits & Trait.EFFECT))
+        sinks += (value for node in effects for value in node.outputs)
         reached, forward = self.ancestors(sinks).marks, self.forward.marks
         backward: set[ir.Node] = set()
         for node, first, end, _ in self._rows:

@@ -34,13 +34,12 @@ from graphscale.graph.values import (
     inputs_of,
     is_float,
     is_scalar,
-    operands_of,
     subgraphs,
     uses_of,
     value_label,
     values_by_name,
 )
-from graphscale.operators import Trait, has_trait, nodes_with
+from graphscale.operators import Trait, has_trait
 from graphscale.process.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -134,18 +133,17 @@ def _finish(
         from graphscale.analysis.remarks import make_remarks  # it is about numbers
 
         warnings += make_remarks(topology, plan, roles, updates)
+    accumulators = topology.nodes_like(lambda operator: bool(operator.traits & Trait.ACCUMULATOR))
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,
-        reads={node: operands_of(node) if topology.flat.owners else inputs_of(node) for node in graph},
-        owners=topology.flat.owners,
         loss=topology.loss,
         loss_found=choice.how,
         places=tuple(places),
         unscalings=tuple(sorted(plan.unscaled.values(), key=lambda u: topology.position(u.value))),
         roles=roles,
         updates=updates,
-        accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
+        accumulators=tuple(sorted(accumulators, key=topology.index.__getitem__)),
         coverage=solution.coverage,
         terms=_find_unchecked_terms(topology, plan, roles, updates),
         degrees=plan.degrees(),

@@ -70,8 +70,6 @@ class TrainingGraph:
     Attributes:
         graph: the main graph.
         loss: the loss, a scalar floating-point value; the first of several.
-        reads: the operands of each node, in execution order: its inputs, and its subgraphs' captures.
-        owners: for each nested graph, the node of the main graph around it.
         loss_found: the way the loss was found.
         places: the places where the scale enters.
         unscalings: the places where the scale comes out; the gradients are the divided values.
@@ -86,8 +84,6 @@ class TrainingGraph:
 
     graph: ir.Graph
     loss: ir.Value
-    reads: Mapping[ir.Node, tuple[ir.Value, ...]] = dataclasses.field(default_factory=dict)
-    owners: Mapping[ir.Graph, ir.Node] = dataclasses.field(default_factory=dict)
     loss_found: str = ""
     places: tuple[Place, ...] = ()
     unscalings: tuple[Unscaling, ...] = ()
@@ -103,11 +99,6 @@ class TrainingGraph:
     def gradients(self) -> tuple[ir.Value, ...]:
         """The values that are divided by the scale, in graph order."""
         return tuple(unscale.value for unscale in self.unscalings)
-
-    @property
-    def nodes(self) -> tuple[ir.Node, ...]:
-        """The nodes of the main graph of the original, in execution order."""
-        return tuple(self.reads)
 
 
 def measure_coverage(
