@@ -154,7 +154,6 @@ def scale(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
         mixed = _autocast_pass(autocast, hints, plain)
-        marked = frozenset(_marked_nodes(work.graph))
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
@@ -166,8 +165,7 @@ def scale(
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes with an older mark, such as those of a fused step, are nodes like all others.
-        rule_nodes = scale_nodes(node for node in with_mark if node not in marked)
-        prove_step(step, rule_nodes)
+        prove_step(step, scale_nodes([] if step.editor is None else step.editor.made))
         report = dataclasses.replace(
             complete_report(step, with_mark, nodes_before, warnings),
             replaced=replaced,

@@ -159,9 +159,10 @@ def smooth_operands(value: ir.Value) -> list[ir.Value]:
 
 def may_be_scaled(graph: ir.Graph) -> bool:
     """Return whether a number could be the own loss scale of a step: it is fed or carried, or a large constant."""
-    if any(map(subgraphs, graph)) or nodes_with(graph, Trait.EFFECT):
+    nodes = tuple(graph)
+    if any(map(subgraphs, nodes)) or nodes_with(nodes, Trait.EFFECT):
         return True
-    made = (value for node in graph if node.op_type == "Constant" for value in node.outputs)
+    made = (value for node in nodes if node.op_type == "Constant" for value in node.outputs)
     numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_float(v) and is_scalar(v)]
     nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
     carried = set().union(*map(_find_stored, nexts))

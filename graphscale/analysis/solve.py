@@ -129,9 +129,7 @@ class Solver:
 
     def _find_cotangents(self, behind: Set[ir.Value], optimizer: Set[ir.Node]) -> dict[ir.Node, tuple[Use, ...]]:
         topology, cotangents = self.topology, {}
-        for node in topology.nodes:
-            if node not in topology.propagating or node not in topology.backward or node in optimizer:
-                continue
+        for node in sorted(topology.propagating & topology.backward - optimizer, key=topology.index.__getitem__):
             is_other = node in topology.validating or not behind.isdisjoint(node.outputs)
             rule = None if is_other else rule_of(node)
             if rule is not None and (uses := find_cotangents(topology, node, rule)):
