@@ -26,9 +26,8 @@ from graphscale.files.training_info import copy_training_info, to_proto, trainin
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
+from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
-from graphscale.graph.walks import check_order
 from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.passes.step_proof import prove_step
@@ -148,6 +147,8 @@ def scale(
         replaced = replace_training_ops(work, chosen)
         prepared = None
         if trial:
+            from graphscale.graph.order import check_order
+
             check_order(work.graph)  # a copy is made in order
             prepared = work.clone()
         scale_loss = ScaleLoss(
@@ -203,6 +204,8 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
         names = target_names(lambda each: bool(each.plain))
         raise TargetError(f"graphs are not lowered for target {target!r}, but for {names}")
     model = scaled.model if isinstance(scaled, ScaledModel) else scaled
+    from graphscale.graph.stamp_reading import read_stamp
+
     work, name = open_copy(model)
     stamp = read_stamp(work, name)
     if (
@@ -248,6 +251,8 @@ def inspect(
                 f"{name} is scaled, and shows the report of its scaling; pass the original where you name a "
                 "loss, a seed edge, gradients or updates"
             )
+        from graphscale.graph.stamp_reading import read_stamp
+
         return read_report(read_stamp(work.metadata_props, name), name)
     hints = Hints(loss, seed, gradients or (), updates, roles)
     warnings = prepare(work, hints)

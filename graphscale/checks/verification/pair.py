@@ -19,10 +19,10 @@ from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
+from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled
 from graphscale.graph.values import is_source, value_label, values_by_name
-from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import replace_training_ops
