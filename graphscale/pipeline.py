@@ -28,9 +28,8 @@ from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
-from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
+from graphscale.passes import ScaleLoss, prove_step, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
-from graphscale.passes.step_proof import prove_step
 from graphscale.policy.loss_scale import get_policy
 from graphscale.policy.names import ScaledValue
 from graphscale.process.stages import report_stage

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
-from graphscale.errors import LossError, suggest
 from graphscale.graph.values import (
     constant_number,
     constant_tensor,
@@ -18,7 +17,6 @@ from graphscale.graph.values import (
     is_scalar,
     operands_of,
     subgraphs,
-    value_label,
 )
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
@@ -31,35 +29,11 @@ __all__ = [
     "is_differentiable",
     "is_number",
     "may_be_scaled",
-    "resolve_loss",
     "smooth_operands",
 ]
 
 # A smaller constant may be a factor of a derivative.
 LEAST_SCALE = 8
-
-
-def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
-    """Return the named loss.
-
-    Args:
-        values: the values of the graph by name.
-        name: the name of the loss.
-        label: its origin, for messages.
-
-    Raises:
-        LossError: the value does not exist, is no scalar, or not floating point.
-    """
-    value = values.get(name)
-    if value is None:
-        raise LossError(f"{label}: the graph has no value of this name{suggest(name, values)}")
-    if value.producer() is None:
-        raise LossError(f"{label}: {value_label(value)} is an input; name a value that the graph computes")
-    if value.dtype is not None and not value.dtype.is_floating_point():
-        raise LossError(f"{label}: {value_label(value)} is not floating point, and a loss must be")
-    if not is_number(value):
-        raise LossError(f"{label}: {value_label(value)} is not known to be a scalar; name the mean or sum of it")
-    return value
 
 
 def is_number(value: ir.Value, depth: int = 8) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import onnx
 
@@ -17,15 +16,8 @@ _Key = tuple[str, str, str]
 # onnx_ir searches its whole list of given names for a free one: its time grows with the square of the calls.
 _CALLS = 5_000
 _INLINE = "inline them first: onnx.save(onnx.inliner.inline_local_functions(onnx.load(MODEL)), FILE)"
-_FIELDS, _OPERANDS = 12, 4  # for each node of the limit
+_FIELDS = 12  # for each node of the limit
 _LEAST = 3  # bytes of a field, on average: large models have more
-_OF_MODEL = ("functions", "metadata_props", "opset_import", "configuration", "training_info")
-_OF_TRAINING = ("initialization_binding", "update_binding")
-_OF_GRAPH = ("node", "initializer", "value_info", "quantization_annotation", "metadata_props")
-_OF_FUNCTION = ("node", "attribute", "attribute_proto", "value_info", "metadata_props", "opset_import")
-_OF_NODE = ("attribute", "input", "output", "metadata_props")
-_OF_ATTRIBUTE = ("graphs", "tensors", "type_protos")
-_OF_TENSOR = ("dims", "external_data")
 
 
 class _Size(NamedTuple):
@@ -65,7 +57,10 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
         ModelFileError: too many nodes or other parts, inputs and outputs, function calls or nested levels; a recursive
             function.
     """
-    _refuse_parts(proto, name)
+    if proto.ByteSize() > 2 * current_limits().max_nodes:  # a part has two bytes at least
+        from graphscale.files.field_count import refuse_parts
+
+        refuse_parts(proto, name)
     functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
     sizes: dict[_Key, _Size] = {}
     pending, under_way = list(functions), set[_Key]()  # no recursion: a file may go deeper than Python
@@ -91,43 +86,6 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
     ):
         if number > limit:
             raise ModelFileError(f"{name} has {number} {what}; the limit is {limit} ({hint})")
-
-
-def _refuse_parts(proto: onnx.ModelProto, name: str) -> None:
-    """Refuse a model with too many parts of a kind, at the first excess."""
-    most, found = current_limits().max_nodes, collections.Counter[str]()
-    if proto.ByteSize() <= 2 * most:  # an entry has two bytes at least
-        return
-    for parts, fields in _list_parts(proto):
-        for field in fields:
-            found[field] += sum([len(getattr(part, field)) for part in parts])
-            limit = most * _OPERANDS if field in ("input", "output") else most
-            if found[field] > limit:
-                raise ModelFileError(
-                    f"{name} has {found[field]} entries of {field!r}; the limit is {limit} (--max-nodes)"
-                )
-
-
-def _list_parts(proto: onnx.ModelProto) -> Iterator[tuple[Sequence[Any], tuple[str, ...]]]:
-    """Yield messages with repeated fields, outer ones first, and the names of these fields."""
-    yield [proto], _OF_MODEL
-    yield proto.training_info, _OF_TRAINING
-    pending: list[Any] = [proto.graph, *proto.functions]
-    while pending:
-        scope = pending.pop()
-        if isinstance(scope, onnx.GraphProto):
-            yield [scope], _OF_GRAPH
-            yield scope.initializer, _OF_TENSOR
-        else:
-            yield [scope], _OF_FUNCTION
-        yield scope.node, _OF_NODE
-        attributes = [attribute for node in scope.node for attribute in node.attribute]
-        yield attributes, _OF_ATTRIBUTE
-        yield [attribute.t for attribute in attributes if attribute.HasField("t")], _OF_TENSOR
-        for attribute in attributes:
-            pending += attribute.graphs
-            if attribute.HasField("g"):
-                pending.append(attribute.g)
 
 
 def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:

@@ -32,6 +32,7 @@ from graphscale.passes import (
     ScaleLoss,
     UnscaleGradients,
     UpdateLossScale,
+    prove_step,
     scale_nodes,
 )
 from graphscale.passes.guard_in_place import guard_written_input
@@ -39,7 +40,6 @@ from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.passes.step_pass import carry
-from graphscale.passes.step_proof import prove_step
 from graphscale.pipeline import complete_report
 from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
