@@ -101,17 +101,18 @@ class Solution:
         topology = self.topology
         if self.solver.seed is not None:
             return ()
-        data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
-        places = sorted(self.solver.plan.places, key=lambda place: topology.position(place.value))
-        return tuple(
+        places = [
             place
-            for place in places
-            if place.value in data
-            and place.value not in topology.tail_dependent
+            for place in sorted(self.solver.plan.places, key=lambda place: topology.position(place.value))
+            if place.value not in topology.tail_dependent
             and place.value not in topology.tail
             and place.value not in topology.target_dependent
             and topology.late_inputs(place.value) == 0
-        )
+        ]
+        if not places:
+            return ()
+        data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
+        return tuple(place for place in places if place.value in data)
 
     @functools.cached_property
     def read(self) -> Set[ir.Value]:
@@ -303,20 +304,23 @@ def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
     cotangent, which is unscaled before its bound.
     """
     topology, unscaled = solver.topology, solver.plan.unscaled
-    behind = topology.descendants(unscaled.keys())
     ends = {value.producer() for value in unscaled}
-    losses = topology.tail | topology.targets
+    tail, targets = topology.tail, topology.targets
 
     def depends_on_loss(value: ir.Value) -> bool:
         above = topology.ancestors([value], stop=(ends - {value.producer()}).__contains__)
-        return any(v in losses or (v.producer() is None and topology.late_inputs(v)) for v in above)
+        return any(v in tail or v in targets or (v.producer() is None and topology.late_inputs(v)) for v in above)
 
     def is_bounded(value: ir.Value) -> bool:
         node = value.producer()
         return node is not None and (node in topology.flat.entries or may_bend(node))
 
-    places = (each for each in solver.plan.places if each.value in behind and not is_bounded(each.value))
-    return tuple(each for each in places if not depends_on_loss(each.value))
+    places = [each for each in solver.plan.places if not is_bounded(each.value)]
+    reads = topology.ancestors(each.value for each in places)
+    if unscaled.keys().isdisjoint(reads):
+        return ()
+    behind = topology.descendants(unscaled.keys())
+    return tuple(each for each in places if each.value in behind and not depends_on_loss(each.value))
 
 
 def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:

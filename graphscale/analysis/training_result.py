@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -105,7 +105,7 @@ def measure_coverage(
     topology: Topology,
     plan: Plan,
     cotangents: Mapping[ir.Node, tuple[Use, ...]],
-    optimizer: Container[ir.Node] = frozenset(),
+    optimizer: Iterable[ir.Node] = frozenset(),
 ) -> Coverage:
     """Measure the coverage of the scale.
 
@@ -115,12 +115,12 @@ def measure_coverage(
         cotangents: the backward contractions and gradient operators, with their known cotangents.
         optimizer: nodes of the optimizer, which do not count.
     """
+    opaque = topology.flat.opaque
+    certain = ((topology.propagating | opaque) & topology.backward).difference(optimizer)
     nodes = [
         inner
-        for node in topology.nodes
-        if node in topology.backward and node not in optimizer
-        if node in topology.propagating or node in topology.flat.opaque
-        for inner in (node, *(inner_nodes(node) if node in topology.flat.opaque else ()))
+        for node in sorted(certain, key=topology.index.__getitem__)
+        for inner in (node, *(inner_nodes(node) if node in opaque else ()))
         if _counts(topology, inner, node in cotangents)
     ]
     missed = [node for node in nodes if all(plan.edge(node, i) == 0 for i in range(len(node.inputs)))]
