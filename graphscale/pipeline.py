@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphscale import passes
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.loss import may_be_scaled
-from graphscale.analysis.report import TELEMETRY, Report, StateReport, read_report
+from graphscale.analysis.report import TELEMETRY, Report, StateReport
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
@@ -250,6 +250,7 @@ def inspect(
                 f"{name} is scaled, and shows the report of its scaling; pass the original where you name a "
                 "loss, a seed edge, gradients or updates"
             )
+        from graphscale.analysis.report_reading import read_report
         from graphscale.graph.stamp_reading import read_stamp
 
         return read_report(read_stamp(work.metadata_props, name), name)

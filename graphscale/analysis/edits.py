@@ -140,6 +140,10 @@ class Plan(DegreeDomain):
             return 0
         return self.degree(value)
 
+    def missed(self, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
+        """Return the contractions without a scaled operand."""
+        return {node for node in contractions if not any(self.edge(node, i) for i in range(len(node.inputs)))}
+
     # --- the domain -------------------------------------------------------------------------------------------------
 
     def read(self, node: ir.Node, index: int, element: Element) -> Element:

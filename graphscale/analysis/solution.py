@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Container, Sequence, Set
 
 import onnx_ir as ir
 
@@ -220,12 +220,14 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
         again = find_reconstructions(topology, solver.cotangents)
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
     is_behind = not error and bool(_find_places_behind_gradients(solver))
-    if error or again or is_behind or _find_missed(solver, topology.contractions & topology.backward):
+    if error or again or is_behind or solver.plan.missed(topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
-            other = _solve_without_others(topology, seed, chosen, again)
+            from graphscale.analysis.other_contractions import solve_without_others  # few steps need it
+
+            other = solve_without_others(topology, seed, chosen, again)
             if other is not None:
                 rest = other[0].topology.contractions & topology.backward - other[1]
-                if error or is_behind or not _find_missed(other[0], rest):
+                if error or is_behind or not other[0].plan.missed(rest):
                     return other
     if error:
         raise error
@@ -243,7 +245,7 @@ def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
             other = Solver(topology, None, chosen, solver.optimizer)
             other.solve(learnt=learnt)
             backward = topology.contractions & topology.backward
-            if not other.unscales_cotangents and _find_missed(other, backward) <= _find_missed(solver, backward):
+            if not other.unscales_cotangents and other.plan.missed(backward) <= solver.plan.missed(backward):
                 return other
     return solver
 
@@ -261,40 +263,6 @@ def _find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> li
     from graphscale.analysis.learnt import find_learnt_terms  # few steps have such weights
 
     return find_learnt_terms(topology, moved)
-
-
-def _solve_without_others(
-    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value], again: Set[ir.Node]
-) -> tuple[Solver, Set[ir.Node]] | None:
-    """Solve without the contractions that compute activations, or without those that may be the optimizer's, too."""
-    if not again:
-        return _solve_without_optimizer(topology, seed, chosen)
-    topology = topology.without(again)
-    solver = Solver(topology, seed, chosen)
-    with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):
-        solver.solve()
-        # An activation depends on no cotangent.
-        if solver.cotangents and not solver.unscales_cotangents and _find_missed(solver, again) == again:
-            return solver, set()
-    found = _solve_without_optimizer(topology, seed, chosen)
-    return found if found is not None and _find_missed(found[0], again) == again else None
-
-
-def _solve_without_optimizer(
-    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
-) -> tuple[Solver, Set[ir.Node]] | None:
-    """Solve without the contractions that may be the optimizer's; return None if one of those missed may be another."""
-    from graphscale.analysis.other_contractions import OptimizerContractions  # few steps need it
-
-    optimizer = OptimizerContractions(topology)
-    solver = Solver(topology, seed, chosen, optimizer.nodes)
-    if not optimizer.nodes or not solver.cotangents:
-        return None
-    solver.solve()
-    missed = _find_missed(solver, optimizer.nodes)
-    if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
-        return None
-    return solver, missed
 
 
 def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
@@ -321,10 +289,6 @@ def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
         return ()
     behind = topology.descendants(unscaled.keys())
     return tuple(each for each in places if each.value in behind and not depends_on_loss(each.value))
-
-
-def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
-    return {node for node in contractions if not any(solver.plan.edge(node, i) for i in range(len(node.inputs)))}
 
 
 def _why_no_place(solver: Solver) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_writable_states
-from graphscale.analysis.report import Report, read_report
+from graphscale.analysis.report import Report
+from graphscale.analysis.report_reading import read_report
 from graphscale.errors import ModelFileError
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.inference import complete_types

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.report import read_report
+from graphscale.analysis.report_reading import read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
