@@ -28,7 +28,7 @@ from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
-from graphscale.passes import ScaleLoss, prove_step, replace_training_ops, run_rewrite, scale_nodes
+from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.loss_scale import get_policy
 from graphscale.policy.names import ScaledValue
@@ -165,7 +165,7 @@ def scale(
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes with an older mark, such as those of a fused step, are nodes like all others.
-        prove_step(step, scale_nodes([] if step.editor is None else step.editor.made))
+        step.prove(scale_nodes([] if step.editor is None else step.editor.made))
         report = dataclasses.replace(
             complete_report(step, with_mark, nodes_before, warnings),
             replaced=replaced,

@@ -35,7 +35,7 @@ from graphscale.graph.values import (
     is_scalar,
 )
 from graphscale.graph.walks import reach
-from graphscale.operators import OPERATORS, Operator, Trait
+from graphscale.operators import Trait
 
 __all__ = ["Topology"]
 
@@ -91,7 +91,7 @@ class Topology:
         self._held = frozenset(held)
         self.flat = FlatGraph(graph, closed)
         self.nodes, self.index = self.flat.nodes, self.flat.index
-        self.operands, self.consumers = self.flat.operands, self.flat.consumers
+        self.operands, self.consumers, self.nodes_like = self.flat.operands, self.flat.consumers, self.flat.nodes_like
         self.origin, self.position = self.flat.origin, self.flat.position
         self.parts = [*self.flat.parts()]
         self._numbering = Numbering(graph, self.parts, self.flat.origins)
@@ -100,10 +100,6 @@ class Topology:
 
             check_order(graph)
         self._rows = self._numbering.rows
-        by_operator: dict[tuple[str, str], list[ir.Node]] = {}
-        for node in self.nodes:
-            by_operator.setdefault((node.domain, node.op_type), []).append(node)
-        self._by_operator = [(OPERATORS[kind], nodes) for kind, nodes in by_operator.items() if kind in OPERATORS]
         self.contractions = frozenset(self.nodes_like(lambda operator: operator.rule.contraction))
         self.contractions |= {node for node in self.flat.opaque if contains_contraction(node)}
         self.propagating = self.contractions.union(self.nodes_like(lambda operator: operator.rule.gradient))
@@ -139,10 +135,6 @@ class Topology:
         self._backward = ValueSet(self._numbering, bytearray(count))
         self.backward = self._backward_nodes()
         self.propagated = self._find_propagated()
-
-    def nodes_like(self, test: Callable[[Operator], bool]) -> list[ir.Node]:
-        """Return the nodes whose operators pass a test, operator by operator."""
-        return [node for operator, nodes in self._by_operator if test(operator) for node in nodes]
 
     def of(self, loss: ir.Value) -> Topology:
         """Return the topology of the graph for another loss."""

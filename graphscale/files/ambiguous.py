@@ -108,7 +108,7 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
         values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
         dtypes, untyped = list[tuple[str, Hashable]](), list[onnx.ValueInfoProto]()
         for value in values:
-            dtype = value.type.tensor_type.elem_type  # 0 for what is no tensor, too
+            dtype = value.type.tensor_type.elem_type  # 0 for a sequence, too
             if dtype:
                 dtypes.append((value.name, dtype))
             else:

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.proof import prove, scaled_contractions
 from graphscale.analysis.updates import find_fused_updates
-from graphscale.errors import ProofError
-from graphscale.graph.values import node_name
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.graph_pass import GraphPass, run_passes
 from graphscale.passes.guard_updates import GuardUpdates
@@ -54,7 +51,6 @@ __all__ = [
     "UnscaleGradients",
     "UpdateLossScale",
     "find_fused_updates",
-    "prove_step",
     "replace_training_ops",
     "run_passes",
     "run_rewrite",
@@ -133,31 +129,3 @@ def scale_nodes(nodes: Iterable[ir.Node]) -> frozenset[ir.Node]:
     """Return the nodes that compute the next loss scale, or order writes."""
     kinds = [kind for kind in _REQUIRED.values() if kind.renews_scale]
     return frozenset(node for node in nodes if any(kind.inserted(node) for kind in kinds))
-
-
-def prove_step(step: Step, rule_nodes: frozenset[ir.Node]) -> None:
-    """Prove the graph of a step.
-
-    Args:
-        step: the step, after all passes.
-        rule_nodes: the nodes that give the next loss scale, or order writes.
-
-    Raises:
-        ProofError: the graph is wrong.
-    """
-    report_stage("proving the new graph")
-    degrees = prove(
-        step.graph,
-        step.scale.value,
-        step.loss,
-        guarded={carried.next: carried.input for carried in step.carried if carried.guarded},
-        checked=step.checked,
-        all_finite=step.all_finite,
-        applies=step.guard,
-        exempt=step.exposed,
-        rule_nodes=rule_nodes,
-    )
-    covered = {node_name(node) for node in step.coverage.nodes} - {node_name(n) for n in step.coverage.missed}
-    lacking = covered.difference(scaled_contractions(step.graph, degrees))
-    if lacking:
-        raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")

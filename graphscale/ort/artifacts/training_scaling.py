@@ -32,7 +32,6 @@ from graphscale.passes import (
     ScaleLoss,
     UnscaleGradients,
     UpdateLossScale,
-    prove_step,
     scale_nodes,
 )
 from graphscale.passes.guard_in_place import guard_written_input
@@ -86,7 +85,7 @@ def scale_training_model(
     step = dataclasses.replace(step, carried=(*step.carried, *filter(None, written)))
     order_writes(OrderWrites.builder(editor))
     scale, own = step.scale.value, scale_nodes(model.graph)
-    prove_step(step, own)
+    step.prove(own)
     if window_finite is not None:
         prove(model.graph, scale, step.loss, checked=step.checked, all_finite=window_finite, rule_nodes=own)
     report = complete_report(step, model.graph, nodes_before)
