@@ -332,8 +332,10 @@ def possibilities(facts: Facts, output: ir.Value) -> Row:
 
 def _without_stored(facts: Facts, row: Row) -> Row:
     """Leave out initializers no stronger than an input, where weights are inputs, as all states then are."""
+    if facts.stores_weights:
+        return row
     least = max((each.strength for v, each in row.items() if v.is_graph_input()), default=None)
-    if facts.stores_weights or least is None:
+    if least is None:
         return row
     return {value: each for value, each in row.items() if value.is_graph_input() or each.strength > least}
 

@@ -54,7 +54,8 @@ class Facts:
         self._shares = shares(self.factors)
         self.sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
         self.held = functools.cache(functools.partial(self._find_held, self.factors))
-        self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors(self.factors.origins)))
+        self.held_firmly = functools.cache(self._find_held_firmly)
+        self._known = known_factors(self.factors.origins)
         possible = possible_factors(self.factors)
         self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
         self.takes_gradient = functools.cache(self._takes_gradient)
@@ -80,6 +81,10 @@ class Facts:
     def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
         held = find_coefficients(output, self.sources, factors, _HANDS_ON)
         return {value: c for value, c in held.items() if not self.is_number(value)}
+
+    def _find_held_firmly(self, output: ir.Value) -> Mapping[ir.Value, float]:
+        held = self.held(output)
+        return held if self.factors.is_certain else self._find_held(self._known, output)
 
     def is_number(self, value: ir.Value) -> bool:
         """Return whether an initializer is filled with one number, and so no weight or moment."""

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from graphscale.checks.linting.view import View, nearest_above
 from graphscale.checks.patterns import is_comparison, update_signal
-from graphscale.flow.survival import Effect, Loss, survival_at
+from graphscale.flow.signs import survival_at
+from graphscale.flow.survival import Effect, Loss
 from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_tensor, reads_shape, subgraphs
 from graphscale.graph.walks import is_contradiction, reach, source_by_trait
 from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait, nodes_with, survival_of

@@ -24,7 +24,7 @@ from graphscale.collector import paused_collector
 from graphscale.errors import DOCS_URL, LintError
 from graphscale.graph.damage import name_damage
 from graphscale.graph.notes import find_wrong_notes, texts_of
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.passes.preparation import needs_preparation, prepare

@@ -13,9 +13,10 @@ from graphscale.flow.interpreter import Flow
 from graphscale.flow.scale_effects import Numbers
 from graphscale.flow.support import reach as depend
 from graphscale.flow.survival import Effect, SurvivalDomain
+from graphscale.graph.order import check_order
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import inputs_of, operands_of, reads_shape, values_by_name
-from graphscale.graph.walks import ancestors, check_order, reach
+from graphscale.graph.walks import ancestors, reach
 
 __all__ = ["View", "nearest_above"]
 

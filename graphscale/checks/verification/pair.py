@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.report import read_report
+from graphscale.analysis.report_reading import read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
@@ -19,10 +19,10 @@ from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
+from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled
 from graphscale.graph.values import is_source, value_label, values_by_name
-from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import replace_training_ops

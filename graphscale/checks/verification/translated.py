@@ -12,7 +12,7 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import SKIPPED, TRANSLATION, UNPROVED, Check
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.policy.dynamic_rule import ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.step.training_step import Step
