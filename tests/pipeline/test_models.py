@@ -110,6 +110,7 @@ def test_most_graphs_are_valid_onnx() -> None:
     assert len(valid) > 0.8 * len(MODEL_NAMES)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.full
 @pytest.mark.parametrize("loss_scale", [1024, "dynamic"])
 def test_versions_are_kept(example: Example, loss_scale: str | float) -> None:
@@ -224,6 +225,7 @@ def in_use(example: Example) -> Arrays:
     return feeds
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 @pytest.mark.parametrize("level", [Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL], ids=["plain", "optimized"])
@@ -262,6 +264,7 @@ def test_an_overflow_changes_nothing_and_the_next_step_proceeds(
         assert_all_same_bits(left, expected_left)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.static
 @pytest.mark.parametrize("kept", ["names", "marks"])
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])

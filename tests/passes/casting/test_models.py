@@ -54,6 +54,7 @@ def mixed(name: str, way: str) -> gs.AutocastModel:
     return gs.autocast(load_example(name).model(), **options_for(name, way))
 
 
+@pytest.mark.cover(2)
 @each_way
 def test_casts_stand_at_borders_alone(example: Example, way: str) -> None:
     result = mixed(example.name, way)
@@ -62,6 +63,7 @@ def test_casts_stand_at_borders_alone(example: Example, way: str) -> None:
     assert (result.report.low_nodes > 0) == (not without)
 
 
+@pytest.mark.cover(2)
 @each_way
 def test_it_is_valid_where_the_original_is(example: Example, way: str) -> None:
     model = mixed(example.name, way).model
@@ -71,6 +73,7 @@ def test_it_is_valid_where_the_original_is(example: Example, way: str) -> None:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("level", [Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL], ids=["plain", "optimized"])
 @pytest.mark.parametrize("way", RUNNABLE)
 def test_it_computes_what_float32_does_up_to_rounding(example: Example, way: str, level: Level) -> None:
@@ -97,6 +100,7 @@ def serialized(model: onnx.ModelProto) -> tuple[bytes, bytes]:
     return rewritten, original
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("way", ["typed", "emulated"])
 def test_the_original_is_untouched_and_the_result_always_the_same(example: Example, way: str) -> None:
     model = example.model()
