@@ -67,7 +67,7 @@ def cases_beside_the_cover(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             most = [case for case, need in zip(left, needs, strict=True) if need == max(needs) > 0]
             left = [case for case, need in zip(left, needs, strict=True) if need]
             if most:
-                chosen = max(most, key=lambda case: len(case[2] - pairs))  # noqa: B023 - called at once
+                chosen = max(most, key=lambda case: len(case[2] - pairs))
                 left.remove(chosen)
                 seen.update(chosen[1])
                 pairs |= chosen[2]

@@ -105,11 +105,13 @@ def is_valid_onnx(model: onnx.ModelProto) -> bool:
     return True
 
 
+@pytest.mark.static
 def test_most_graphs_are_valid_onnx() -> None:
     valid = [name for name in MODEL_NAMES if is_valid_onnx(load_example(name).model())]
     assert len(valid) > 0.8 * len(MODEL_NAMES)
 
 
+@pytest.mark.static
 @pytest.mark.cover(1)
 @pytest.mark.full
 @pytest.mark.parametrize("loss_scale", [1024, "dynamic"])

@@ -19,6 +19,8 @@ from tests.tiers import (
     select_named_tests,
 )
 
+pytestmark = pytest.mark.static
+
 
 class Case:
     """As much of a `pytest.Item` as the choice looks at."""

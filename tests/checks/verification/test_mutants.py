@@ -35,7 +35,7 @@ GRAPHS = (
     ("a narrow step", "ort-cpu"),
 )
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.static, pytest.mark.training]
 
 _scaled = functools.cache(Scaled)
 
