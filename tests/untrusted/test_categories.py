@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
 from fuzz.hostile import bench, bombs, disclosure, loss, processes, terminal
@@ -20,6 +22,7 @@ from fuzz.hostile.runner import Category, Tally, try_many
 from graphscale.cli import COMMANDS, load_command, protection, show
 from graphscale.files import external_data
 from graphscale.process import streams
+from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static
 
@@ -140,6 +143,23 @@ def say(text: str) -> Callable[[], None]:
 def test_the_limits_are_noticed(prepare: Callable[[], None], fault: str, tmp_path: Path) -> None:
     found = processes.hold(["scale", "missing.onnx", "-o", "out.onnx"], tmp_path, prepare=prepare)
     assert found is not None and fault in found
+
+
+def test_a_session_that_nobody_holds_does_not_end_a_command(tmp_path: Path) -> None:
+    """Its threads are in this process alone."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 4
+    gc.disable()
+    circle: list[object] = [
+        ort.InferenceSession(MODELS / "jax" / "mlp.onnx", options, providers=["CPUExecutionProvider"])
+    ]
+    circle.append(circle)
+    del circle
+    try:
+        words = ["scale", "missing.onnx", "-o", "out.onnx"]
+        assert processes.hold(words, tmp_path, codes=(2,), prepare=lambda: gc.collect() and None) is None
+    finally:
+        gc.enable()
 
 
 def test_a_refusal_keeps_the_promise(tmp_path: Path) -> None:
