@@ -13,7 +13,6 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-import onnxruntime as ort
 import pytest
 
 from fuzz.hostile import bench, bombs, disclosure, loss, processes, terminal
@@ -22,7 +21,7 @@ from fuzz.hostile.runner import Category, Tally, try_many
 from graphscale.cli import COMMANDS, load_command, protection, show
 from graphscale.files import external_data
 from graphscale.process import streams
-from tests.conftest import MODELS
+from tests.process.test_child import left_session
 
 pytestmark = pytest.mark.static
 
@@ -147,19 +146,9 @@ def test_the_limits_are_noticed(prepare: Callable[[], None], fault: str, tmp_pat
 
 def test_a_session_that_nobody_holds_does_not_end_a_command(tmp_path: Path) -> None:
     """Its threads are in this process alone."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 4
-    gc.disable()
-    circle: list[object] = [
-        ort.InferenceSession(MODELS / "jax" / "mlp.onnx", options, providers=["CPUExecutionProvider"])
-    ]
-    circle.append(circle)
-    del circle
-    try:
-        words = ["scale", "missing.onnx", "-o", "out.onnx"]
+    words = ["scale", "missing.onnx", "-o", "out.onnx"]
+    with left_session():
         assert processes.hold(words, tmp_path, codes=(2,), prepare=lambda: gc.collect() and None) is None
-    finally:
-        gc.enable()
 
 
 def test_a_refusal_keeps_the_promise(tmp_path: Path) -> None:
