@@ -25,7 +25,7 @@ from tests.process.test_child import left_session
 
 pytestmark = pytest.mark.static
 
-TRIES = {"disclosure": 90, "terminal": 90, "bombs": 39, "slow": 8, "tracebacks": 88, "loss": 25, "state": 60}
+TRIES = {"disclosure": 45, "terminal": 45, "bombs": 28, "slow": 8, "tracebacks": 44, "loss": 15, "state": 30}
 
 
 def runnable(category: Category) -> Category:
