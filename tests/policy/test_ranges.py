@@ -11,6 +11,8 @@ import pytest
 from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.eager import next_state
 
+pytestmark = pytest.mark.static
+
 RULE = DynamicRule(min_loss_scale=0.5, max_loss_scale=2.0**20, hysteresis=3, increment_period=10)
 
 

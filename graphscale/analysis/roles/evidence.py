@@ -227,7 +227,6 @@ class Table:
         return self._rows[output][value]
 
 
-_COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
 _Found = Iterator[tuple[ir.Value, Evidence]]
 _Finder = Callable[[Facts, Gradients, ir.Value], _Found]
 
@@ -283,8 +282,7 @@ def _compared(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
         for value in gradients.met(output):
             yield value, Evidence(Strength.PLAIN, "the gradient that the next step compares with its own")
     is_number = is_scalar(output) and is_float(output) and not output.shape
-    readers = {node for view in facts.views(output) for node in facts.topology.consumers(view)} if is_number else ()
-    for node in (each for each in readers if each.op_type in _COMPARING):
+    for node in (each for view in facts.views(output) for each in facts.comparing(view)) if is_number else ():
         for other in map(facts.copied_input, inputs_of(node)):
             if other is not None and facts.is_ignored(other):
                 yield other, Evidence(Strength.DEPENDS, "the number that the next step compares with its own")

@@ -28,6 +28,7 @@ from graphscale.operators import Trait, has_trait
 __all__ = ["VIEWS", "Dependence", "Facts"]
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
+_COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
 
 
@@ -59,6 +60,7 @@ class Facts:
         possible = possible_factors(self.factors)
         self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
         self.takes_gradient = functools.cache(self._takes_gradient)
+        self.comparing = functools.cache(self._comparing)  # many outputs are views of one value
         self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
         self.outputs = tuple(dict.fromkeys(self.graph.outputs))
         self._holders, self._gradients = ByType(self.holders), ByType(plan.unscaled)
@@ -119,6 +121,10 @@ class Facts:
         """Return the input or initializer behind an output that is a view, else None."""
         source = source_by_trait(output, VIEWS)
         return source if source.producer() is None else None
+
+    def _comparing(self, value: ir.Value) -> list[ir.Node]:
+        """Return the readers of a value that compare it with another one."""
+        return [node for node in self.topology.consumers(value) if node.op_type in _COMPARING]
 
     def has_gradient(self, value: ir.Value) -> bool:
         """Return whether a value is a weight: the loss reads it, and the graph has a gradient of its type."""
