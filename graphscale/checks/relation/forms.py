@@ -14,11 +14,12 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.checks.relation.shape_inference import infer_shape, sizes_of
 from graphscale.checks.relation.terms import Operation, Shape, Terms
 from graphscale.graph.types import holds_all
 from graphscale.operators import OPERATORS, Trait
 
-__all__ = ["Call", "build"]
+__all__ = ["Call", "build", "form"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +78,13 @@ Form = Callable[[Call], int | None]
 _FORMS: dict[str, list[tuple[Form, bool]]] = {}
 
 
-def _form(*op_types: str, rounding: bool = False) -> Callable[[Form], Form]:
-    def add(form: Form) -> Form:
+def form(*op_types: str, rounding: bool = False) -> Callable[[Form], Form]:
+    """Add a normal form of some operators; one that is `rounding` joins results that may differ in the last bits."""
+
+    def add(function: Form) -> Form:
         for op_type in op_types:
-            _FORMS.setdefault(op_type, []).append((form, rounding))
-        return form
+            _FORMS.setdefault(op_type, []).append((function, rounding))
+        return function
 
     return add
 
@@ -92,8 +95,11 @@ def build(call: Call) -> int:
     while operands and operands[-1] is None:
         operands.pop()
     call = dataclasses.replace(call, operands=operands)
-    for form, rounding in _FORMS.get(call.op_type, ()) if not call.domain else ():
-        term = form(call) if call.rounds or not rounding else None
+    if not call.domain and call.output == 0 and sizes_of(call.shape) is None:
+        inferred = infer_shape(call.terms, call.op_type, call.attributes, operands)
+        call = dataclasses.replace(call, shape=call.shape if inferred is None else inferred)
+    for rewrite, rounding in _FORMS.get(call.op_type, ()) if not call.domain else ():
+        term = rewrite(call) if call.rounds or not rounding else None
         if term is not None:
             return term
     row = OPERATORS.get((call.domain, call.op_type))
@@ -107,13 +113,13 @@ def build(call: Call) -> int:
 # --- copies and casts -------------------------------------------------------------------------------------------------
 
 
-@_form("Identity", "Sum", "Max", "Min", "Mean", "Concat")
+@form("Identity", "Sum", "Max", "Min", "Mean", "Concat")
 def _copy(call: Call) -> int | None:
     """Replace operators of one operand by the operand."""
     return call.operands[0] if len(call.operands) == 1 else None
 
 
-@_form("Cast", "CastLike")
+@form("Cast", "CastLike")
 def _cast(call: Call) -> int | None:
     """Drop casts to the same type, and those through a type that holds all numbers; cast constants."""
     terms, term, dtype = call.terms, call.operands[0], call.dtype
@@ -134,7 +140,7 @@ def _cast(call: Call) -> int | None:
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-@_form("Where")
+@form("Where")
 def _where(call: Call) -> int | None:
     """Decide a selection by a known flag, or between equal values."""
     terms, (condition, new, old) = call.terms, call.operands
@@ -144,7 +150,7 @@ def _where(call: Call) -> int | None:
     return new if new == old and call.keeps(1) else None
 
 
-@_form("Not")
+@form("Not")
 def _not(call: Call) -> int | None:
     terms, term = call.terms, call.operands[0]
     if term in (terms.true, terms.false):
@@ -153,7 +159,7 @@ def _not(call: Call) -> int | None:
     return None if inner is None else inner.operands[0]
 
 
-@_form("And", "Or")
+@form("And", "Or")
 def _logic(call: Call) -> int | None:
     """Decide a conjunction or a disjunction by a known flag, or by a flag and its opposite."""
     terms = call.terms
@@ -170,7 +176,7 @@ def _logic(call: Call) -> int | None:
 # --- products with one ------------------------------------------------------------------------------------------------
 
 
-@_form("Mul")
+@form("Mul")
 def _mul(call: Call) -> int | None:
     for index in (0, 1):
         if call.terms.holds(call.operands[1 - index], 1) and call.keeps(index):
@@ -178,17 +184,26 @@ def _mul(call: Call) -> int | None:
     return None
 
 
-@_form("Div", "Pow")
+@form("Div", "Pow")
 def _div(call: Call) -> int | None:
     return call.operands[0] if call.terms.holds(call.operands[1], 1) and call.keeps(0) else None
 
 
-@_form("Reciprocal", "Sqrt")
+@form("Reciprocal", "Sqrt")
 def _inverse(call: Call) -> int | None:
     return call.operands[0] if call.terms.holds(call.operands[0], 1) else None
 
 
-@_form("Mul", rounding=True)
+@form("Add", "Sub", rounding=True)
+def _add_zero(call: Call) -> int | None:
+    """Drop a zero: it only turns -0.0 into 0.0."""
+    for index in (0, 1) if call.op_type == "Add" else (0,):
+        if call.terms.holds(call.operands[1 - index], 0) and call.keeps(index):
+            return call.operands[index]
+    return None
+
+
+@form("Mul", rounding=True)
 def _mul_by_inverse(call: Call) -> int | None:
     """Write `x * (1/y)` as `x / y`, and a product with a constant as a quotient by its exact inverse."""
     terms = call.terms
@@ -206,73 +221,10 @@ def _mul_by_inverse(call: Call) -> int | None:
     return None
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
-
-
-def _sizes(shape: Shape) -> tuple[int, ...] | None:
-    return shape if shape is not None and all(isinstance(size, int) for size in shape) else None  # type: ignore[return-value]
-
-
-@_form("Shape")
-def _shape(call: Call) -> int | None:
-    """Fold the shape of a value of known sizes."""
-    sizes = _sizes(call.terms.shapes[call.operands[0] or 0])
-    if sizes is None:
-        return None
-    start: Any = call.attributes.get("start", 0)
-    end: Any = call.attributes.get("end")
-    return call.terms.array_term(np.array(sizes[start:end], np.int64))
-
-
-@_form("Reshape", "Squeeze", "Unsqueeze", "Flatten", "View")
-def _view(call: Call) -> int | None:
-    """Write each change of shape between known sizes as one `View`."""
-    terms, sizes, term = call.terms, _sizes(call.shape), call.operands[0]
-    if sizes is None or term is None:
-        return None
-    while (inner := terms.operation(term, "View")) is not None and inner.operands[0] is not None:
-        term = inner.operands[0]
-    if terms.shapes[term] == sizes:
-        return term
-    array = terms.array(term)
-    if array is not None:
-        return terms.array_term(array.reshape(sizes))
-    key = Operation("", "View", (("shape", sizes),), (term,))
-    return terms.add(key, call.dtype, sizes)
-
-
-@_form("Expand")
-def _expand(call: Call) -> int | None:
-    return (
-        call.operands[0] if call.shape is not None and call.terms.shapes[call.operands[0] or 0] == call.shape else None
-    )
-
-
-@_form("Transpose")
-def _transpose(call: Call) -> int | None:
-    """Join transpositions; one that moves axes of size 1 alone is a view."""
-    terms, term = call.terms, call.operands[0]
-    shape = None if term is None else terms.shapes[term]
-    if term is None or shape is None:
-        return None
-    given: Any = call.attributes.get("perm")
-    axes = tuple(given or reversed(range(len(shape))))
-    inner = terms.operation(term, "Transpose")
-    held: Any = None if inner is None else dict(inner.attributes).get("perm")
-    if inner is not None and held is not None:
-        return call.to("Transpose", inner.operands[0], shape=call.shape, perm=tuple(held[axis] for axis in axes))
-    if [axis for axis in axes if shape[axis] != 1] == [axis for axis in range(len(shape)) if shape[axis] != 1]:
-        return term if axes == tuple(range(len(shape))) else call.to("View", term, shape=call.shape)
-    if (array := terms.array(term)) is not None:
-        return terms.array_term(array.transpose(axes))
-    key = Operation("", "Transpose", (("perm", axes),), (term,))
-    return terms.add(key, call.dtype, call.shape)
-
-
 # --- matrix products --------------------------------------------------------------------------------------------------
 
 
-@_form("Gemm", rounding=True)
+@form("Gemm", rounding=True)
 def _gemm(call: Call) -> int | None:
     """Write Gemm as MatMul, Mul and Add."""
     terms, held = call.terms, call.attributes
@@ -300,6 +252,6 @@ def _times(call: Call, term: int, number: Any) -> int:
     return call.to("Mul", term, factor, shape=call.terms.shapes[term])
 
 
-@_form("Sum")
+@form("Sum")
 def _sum(call: Call) -> int | None:
     return call.to("Add", *call.operands, shape=call.shape) if len(call.operands) == 2 else None

@@ -12,6 +12,7 @@ import onnx
 import onnx.reference
 import onnx_ir as ir
 
+from graphscale.checks.relation import layout_forms  # noqa: F401  (its normal forms)
 from graphscale.checks.relation.forms import Call, build
 from graphscale.checks.relation.terms import Number, Operation, Shape, Source, Terms
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Mixed

@@ -18,12 +18,19 @@ CONSTANTS = {
     "one": np.array(1, np.float32),
     "ones": np.ones((2, 3), np.float32),
     "two": np.array(2, np.float32),
+    "w0": np.arange(6, dtype=np.float32).reshape(3, 2),
     "half": np.array(0.5, np.float32),
     "yes": np.array(True),
     "axis": np.array([1], np.int64),
     "flat": np.array([6], np.int64),
     "turned": np.array([3, 2], np.int64),
     "square": np.array([2, 3], np.int64),
+    "column": np.array([3, 1], np.int64),
+    "zero_": np.array([0], np.int64),
+    "one_": np.array([1], np.int64),
+    "two_": np.array([2], np.int64),
+    "row": np.array([1, 2, 3], np.float32),
+    "nothing": np.array(0, np.float32),
 }
 
 SAME = {
@@ -54,6 +61,23 @@ SAME = {
         "t = Unsqueeze(x, axis) y = Squeeze(t, axis)",
         "t = Unsqueeze(x, axis) a = Transpose<perm=[1,0,2]>(t) y = Reshape(a, square)",
     ),
+    "a part of a transposition": (
+        "t = Transpose(x) y = Slice(t, one_, two_, axis)",
+        "t = Slice(x, one_, two_, zero_) y = Transpose(t)",
+    ),
+    "a transposition above an operator": (
+        "t = Add(x, z) y = Transpose(t)",
+        "a = Transpose(x) c = Transpose(z) y = Add(a, c)",
+    ),
+    "a transposition above a row": (
+        "t = Mul(x, row) y = Transpose(t)",
+        "a = Transpose(x) c = Reshape(row, column) y = Mul(a, c)",
+    ),
+    "a view above an operator": (
+        "t = Add(x, z) y = Reshape(t, flat)",
+        "a = Reshape(x, flat) c = Reshape(z, flat) y = Add(a, c)",
+    ),
+    "a view that a folded shape gives": ("t = Shape(x) y = Reshape(z, t)", "y = Reshape(z, square)"),
     "a branch that is known": (
         "y = Relu(x)",
         "y = If(yes) <then_branch = g () => (float[2,3] p) {p = Relu(x)}, "
@@ -65,6 +89,7 @@ ROUNDED = {
     "a transposed factor": ("t = Transpose(w) y = Gemm<transB=1>(x, t)", "y = MatMul(x, w)"),
     "a factor of a product": ("y = Gemm<alpha=0.5>(x, w)", "t = MatMul(x, w) y = Mul(t, half)"),
     "a factor of a bias": ("y = Gemm<beta=0.5>(x, w, b)", "t = MatMul(x, w) c = Mul(b, half) y = Add(t, c)"),
+    "a term of zero": ("y = Relu(x)", "t = Add(nothing, x) y = Relu(t)"),
     "a reciprocal": ("y = Div(x, z)", "t = Reciprocal(z) y = Mul(x, t)"),
     "a quotient of one": ("y = Div(x, s)", "t = Div(one, s) y = Mul(t, x)"),
 }
@@ -75,6 +100,8 @@ OTHER = {
     "another selection": ("y = Where(f, x, z)", "y = Where(f, z, x)"),
     "the other branch": ("y = Relu(z)", "t = Where(yes, x, z) y = Relu(t)"),
     "a view for a transposition": ("y = Transpose(x)", "y = Reshape(x, turned)"),
+    "another part": ("y = Slice(x, zero_, one_, axis)", "y = Slice(x, one_, two_, axis)"),
+    "a row for a column": ("t = Reshape(x, turned) y = Mul(t, w0)", "t = Transpose(x) y = Mul(t, w0)"),
     "another order of parts": ("y = Concat<axis=0>(x, z)", "y = Concat<axis=0>(z, x)"),
     "a bias that is left out": ("y = Gemm(x, w, b)", "y = Gemm<beta=0.0>(x, w, b)"),
     "a factor of two": ("y = Relu(x)", "t = Mul(x, two) y = Relu(t)"),
