@@ -18,15 +18,8 @@ from graphscale.analysis.solution import solve_losses
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
-from graphscale.errors import (
-    LossError,
-    RolesError,
-    SeedNotFoundError,
-    UpdateError,
-    suggest,
-)
+from graphscale.errors import LossError, RolesError, SeedNotFoundError, UpdateError, suggest
 from graphscale.flow.flat_graph import FlatGraph
-from graphscale.flow.support import reach
 from graphscale.graph.values import (
     constant_number,
     inputs_of,
@@ -156,17 +149,15 @@ def _finish(
 def _find_unchecked_terms(
     topology: Topology, plan: Plan, roles: Roles, updates: Sequence[Update]
 ) -> tuple[ir.Value, ...]:
-    """Find the terms that move weights by a batch that reaches them past all gradients."""
+    """Find the terms that are to be checked beside the gradients, if a batch reaches weights past all of these."""
     batches = {value for value, each in roles.inputs.items() if each.role is Role.BATCH and is_float(value)}
     ends = {value.producer() for value in plan.unscaled}
     weights = {u.output: u.input for u in updates if u.input in topology.forward and is_float(u.output) and not u.kept}
     if batches.isdisjoint(topology.ancestors(weights, stop=ends.__contains__)):
         return ()
-    from graphscale.analysis.learnt import find_summands  # few steps read a batch there
+    from graphscale.analysis.past_gradients import find_moving_terms  # few steps read a batch there
 
-    moved = reach(topology.graph, batches, plan.unscaled)
-    terms = (v for o, state in weights.items() if o in moved for v in find_summands(topology, o, {state}) if v is not o)
-    return tuple(dict.fromkeys(v for v in terms if v in moved and is_float(v) and plan.degree(v) == 0))
+    return find_moving_terms(topology, plan, batches, weights)
 
 
 def _meets_number(value: ir.Value) -> bool:
