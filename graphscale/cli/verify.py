@@ -144,7 +144,7 @@ def verify(
 
 
 def _parse_policy(text: str | None) -> Any:
-    """Return an expected policy; the word for any dynamic one stays as it is."""
+    """Return an expected policy, or the word for any dynamic one."""
     return text if text in (None, "dynamic") else options.parse_loss_scale(text, option="--expect-policy")
 
 
