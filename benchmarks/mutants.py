@@ -65,6 +65,7 @@ class Mutant:
         damaged: the damaged graph.
         harmless: the reason why the damage changes nothing that anybody could notice; None if it does.
         hints: the hints for verify.
+        sound: the graph before it is damaged.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Mutant:
     damaged: ir.Model | onnx.ModelProto
     harmless: str | None
     hints: dict[str, Any]
+    sound: ir.Model
 
     def __str__(self) -> str:
         return f"{self.kind.name} at {self.site} of {self.model} ({self.target})"
@@ -128,7 +130,7 @@ def mutants(
                     kind.damage(damaged, site)
                     hints = scaled.hints(kind.scaling)
                     yield (
-                        Mutant(name, target, kind, site, damaged.finish(), harmless, hints),
+                        Mutant(name, target, kind, site, damaged.finish(), harmless, hints, sound),
                         scaled.original(target),
                     )
                 if found and not every_target:
@@ -160,7 +162,7 @@ def judge(mutant: Mutant, original: ir.Model, *, runs: int = 1, lint: bool = Tru
         numeric = True
         reasons.append(str(error))
     if lint:
-        codes = _lint_codes(mutant.damaged) - _lint_codes_of_sound(mutant, original)
+        codes = _lint_codes(mutant.damaged) - _lint_codes_of_sound(mutant)
         by += sorted(codes)
         reasons += [f"lint {code}" for code in sorted(codes)]
     return Verdict(tuple(dict.fromkeys(by)), accepted, numeric, reasons[0] if reasons else "")
@@ -176,13 +178,11 @@ def _lint_codes(model: ir.Model | onnx.ModelProto) -> set[str]:
 _SOUND: dict[tuple[str, str, str], set[str]] = {}
 
 
-def _lint_codes_of_sound(mutant: Mutant, original: ir.Model) -> set[str]:
+def _lint_codes_of_sound(mutant: Mutant) -> set[str]:
     """Lint the graph before it is damaged."""
     key = (mutant.model, mutant.target, mutant.kind.scaling)
     if key not in _SOUND:
-        sound = Scaled(mutant.model).model(mutant.target, mutant.kind.scaling)
-        assert sound is not None
-        _SOUND[key] = _lint_codes(sound)
+        _SOUND[key] = _lint_codes(mutant.sound)
     return _SOUND[key]
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphscale import passes
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.loss import may_be_scaled
-from graphscale.analysis.report import TELEMETRY, Report, StateReport, read_report
+from graphscale.analysis.report import TELEMETRY, Report, StateReport
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
@@ -26,12 +26,10 @@ from graphscale.files.training_info import copy_training_info, to_proto, trainin
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, read_stamp, refuse_scaled
+from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
-from graphscale.graph.walks import check_order
 from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
-from graphscale.passes.step_proof import prove_step
 from graphscale.policy.loss_scale import get_policy
 from graphscale.policy.names import ScaledValue
 from graphscale.process.stages import report_stage
@@ -150,12 +148,13 @@ def scale(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
         mixed = _autocast_pass(autocast, hints, plain)
-        marked = frozenset(_marked_nodes(work.graph))
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
         prepared = None
         if trial:
+            from graphscale.graph.order import check_order
+
             check_order(work.graph)  # a copy is made in order
             prepared = work.clone()
         optional = [unscale, *([] if counting is None else [counting])]
@@ -166,8 +165,7 @@ def scale(
         if training_info_of(work):
             warnings.append(f"training_info was read as roles, and {LEFT_OUT}; graphscale.state has the carried state")
         # Nodes with an older mark, such as those of a fused step, are nodes like all others.
-        rule_nodes = scale_nodes(node for node in with_mark if node not in marked)
-        prove_step(step, rule_nodes)
+        step.prove(scale_nodes([] if step.editor is None else step.editor.made))
         report = dataclasses.replace(
             complete_report(step, with_mark, nodes_before, warnings),
             replaced=replaced,
@@ -205,6 +203,8 @@ def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
         names = target_names(lambda each: bool(each.plain))
         raise TargetError(f"graphs are not lowered for target {target!r}, but for {names}")
     model = scaled.model if isinstance(scaled, ScaledModel) else scaled
+    from graphscale.graph.stamp_reading import read_stamp
+
     work, name = open_copy(model)
     stamp = read_stamp(work, name)
     if (
@@ -250,6 +250,9 @@ def inspect(
                 f"{name} is scaled, and shows the report of its scaling; pass the original where you name a "
                 "loss, a seed edge, gradients or updates"
             )
+        from graphscale.analysis.report_reading import read_report
+        from graphscale.graph.stamp_reading import read_stamp
+
         return read_report(read_stamp(work.metadata_props, name), name)
     hints = Hints(loss, seed, gradients or (), updates, roles)
     warnings = prepare(work, hints)

@@ -9,7 +9,8 @@ from graphscale.collector import paused_collector
 from graphscale.errors import ModelFileError
 from graphscale.files.training_info import to_proto
 from graphscale.graph.damage import name_damage
-from graphscale.graph.original import ORIGINAL_KEY, restore_original
+from graphscale.graph.original import ORIGINAL_KEY
+from graphscale.graph.restored import restore_original
 from graphscale.lowering.lower_model import plain_form
 from graphscale.pipeline import Model, open_copy
 

@@ -18,7 +18,6 @@ __all__ = [
     "IN_ONNX_DOMAIN",
     "MIN_OPSET",
     "RELEASES",
-    "STOCK_OPERATORS",
     "TARGETS",
     "WITHOUT_KERNEL",
     "Release",
@@ -30,7 +29,6 @@ __all__ = [
     "get_target",
     "get_training_target",
     "installed_runtime",
-    "needs_training_build",
     "release_of",
     "target_names",
     "too_new",
@@ -114,45 +112,11 @@ _CPU_WIDE = frozenset(
     {"AveragePoolGrad", "ConvGrad", "MaxPoolGrad", "LayerNormalizationGrad", "SliceGrad", "SplitTraining"}
 )
 
-# Operators beyond ONNX with kernels in stock builds, found in the CPU provider of onnxruntime 1.32.0: those of
-# com.microsoft, and ONNX Runtime's own in the domain of ONNX.
-_STOCK_MICROSOFT = """
-    Attention AttnLSTM BeamSearch BiasGelu BifurcationDetector BranchwiseRMSNorm CDist CausalConvWithState
-    ConvTransposeWithDynamicPads CropAndResize DecoderMaskedMultiHeadAttention DequantizeLinear DynamicQuantizeLSTM
-    DynamicQuantizeMatMul DynamicTimeWarping EmbedLayerNormalization EngramGate ExpandDims FastGelu FusedConv
-    FusedGemm FusedMatMul GatedAdd GatedDeltaNet GatedRMSNorm GatherBlockQuantized GatherND GatherPacked Gelu
-    GreedySearch GridSample GroupQueryAttention HyperConnectionPostMix HyperConnectionPreMix Inverse LinearAttention
-    LinearAttentionGate MRotaryEmbedding MatMulBnb4 MatMulFpQ4 MatMulInteger16 MatMulIntegerToFloat MatMulNBits
-    MaxpoolWithMask MoE MoEGroupRouter MultiHeadAttention MurmurHash3 NGramHashMapping NGramRepeatBlock NhwcMaxPool
-    Pad QAttention QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv
-    QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid QLinearSoftmax QLinearWhere QMoE
-    QuantizeLinear QuickGelu Range RotaryEmbedding SampleOp Sampling ScaledSiLU SkipLayerNormalization
-    SkipSimplifiedLayerNormalization SparseAttention SparseToDenseMatMul Tokenizer TransposeMatMul Trilu
-    UnfoldTensor Unique VarlenCausalConvWithState VarlenNGramHashMapping WhisperBeamSearch WordConvEmbedding
-"""
-_STOCK_OTHERS = """
-    Affine Crop DynamicSlice ImageScaler MemcpyFromHost MemcpyToHost ParametricSoftplus Scale ScaledTanh
-    SimplifiedLayerNormalization
-"""
-STOCK_OPERATORS = frozenset(
-    (domain, name)
-    for domain, names in (("com.microsoft", _STOCK_MICROSOFT), ("", _STOCK_OTHERS))
-    for name in names.split()
-)
-
 
 # The operators of training builds in the domain of ONNX.
 IN_ONNX_DOMAIN = frozenset(
     ("AveragePoolGrad", "MaxPoolGrad", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad")
 )
-
-
-def needs_training_build(node: ir.Node) -> bool:
-    """Return whether stock ONNX Runtime lacks a node's operator."""
-    import onnx  # options and help texts need the names of targets alone
-
-    is_undefined = node.domain == "com.microsoft" or (not node.domain and not onnx.defs.has(node.op_type))
-    return is_undefined and (node.domain, node.op_type) not in STOCK_OPERATORS
 
 
 # Operators without a kernel in the CPU provider of stock releases up to 1.32.0, from this opset on; before it, each has

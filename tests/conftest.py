@@ -23,7 +23,7 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from tests.tiers import cases_of_other_shares, mark_tiers, read_share, select_named_tests
+from tests.tiers import cases_beside_the_cover, cases_of_other_shares, mark_tiers, read_share, select_named_tests
 
 Arrays = dict[str, np.ndarray]
 Level = ort.GraphOptimizationLevel
@@ -255,13 +255,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=NEEDS_TRAINING))
         if item.get_closest_marker("cuda") and not has_cuda():
             item.add_marker(pytest.mark.skip(reason=NEEDS_CUDA))
+    if not any("::" in argument for argument in config.args):
+        _leave_out(config, items, cases_beside_the_cover(items))
     mark_tiers(items)
     number, count = read_share()
     if count > 1:
-        others = cases_of_other_shares(items, number, count)
-        config.hook.pytest_deselected(items=others)
-        left_out = {id(item) for item in others}
-        items[:] = [item for item in items if id(item) not in left_out]
+        _leave_out(config, items, cases_of_other_shares(items, number, count))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], others: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=others)
+    left_out = {id(item) for item in others}
+    items[:] = [item for item in items if id(item) not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 import graphscale as gs
 from benchmarks.edits.subjects import Subject
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 
 __all__ = ["Behaviour", "UnlikeError", "UnloadableError"]
 

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from graphscale.graph.builder import PASS_KEY, Editor, replace_reads
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 
 __all__ = ["FLOAT", "Damaged", "FileEdit"]
 

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import hashlib
 import importlib
 import os
@@ -113,6 +114,8 @@ def _command(
     words: Sequence[str], folder: Path, prepare: Callable[[], None] | None, streams: tuple[int, int], cpu: int
 ) -> NoReturn:
     code = 70
+    # The threads of sessions of ONNX Runtime are not in a fork: to collect a session there would crash, joining them.
+    gc.freeze()
     try:
         os.chdir(folder)
         for number, descriptor in enumerate(streams, 1):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
+from graphscale.analysis.loss import is_number
 from graphscale.analysis.topology import Topology
 from graphscale.errors import UnsupportedModelError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, degree_of
 from graphscale.flow.interpreter import Flow
-from graphscale.graph.values import Use, is_float, is_scalar, is_tensor, node_name, operand_at
+from graphscale.graph.values import Use, constant_number, is_float, is_scalar, is_tensor, node_name, operand_at
 from graphscale.operators import Kind, Rule, Trait, has_trait, may_bend, rule_of
 
-__all__ = ["Place", "Plan", "Unscaling", "find_end", "find_tensor"]
+__all__ = ["Place", "Plan", "Unscaling", "find_end", "find_explained", "find_tensor"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,10 @@ class Plan(DegreeDomain):
             return 0
         return self.degree(value)
 
+    def missed(self, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
+        """Return the contractions without a scaled operand."""
+        return {node for node in contractions if not any(self.edge(node, i) for i in range(len(node.inputs)))}
+
     # --- the domain -------------------------------------------------------------------------------------------------
 
     def read(self, node: ir.Node, index: int, element: Element) -> Element:
@@ -244,3 +249,27 @@ def find_tensor(value: ir.Value) -> Use:
         f"{value.name!r} is a sequence of gradients, which cannot be divided by the loss scale; let its members "
         "leave the body as tensors"
     )
+
+
+def find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:
+    """Find the values that depend on gradients by more than a measure of them, such as a norm."""
+    explained, measures = set(gradients), set[ir.Value]()
+    for node, results, operands in topology.parts:
+        if explained.isdisjoint(operands):
+            continue
+        if _is_measure(node) or measures.issuperset([v for v in operands if v in explained]):
+            results = [v for v in results if not is_number(v)]
+            measures.update(results)
+        explained.update(results)
+    return explained
+
+
+def _is_measure(node: ir.Node) -> bool:
+    """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
+    if has_trait(node, Trait.REDUCTION):
+        return node.op_type not in ("ReduceSum", "ReduceMean")
+    if node.op_type in ("Mul", "Pow"):
+        base, other = node.inputs
+        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
+    rule = rule_of(node)
+    return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
-from graphscale.errors import LossError, suggest
 from graphscale.graph.values import (
     Use,
     constant_number,
@@ -20,7 +19,6 @@ from graphscale.graph.values import (
     operand_at,
     operands_of,
     subgraphs,
-    value_label,
 )
 from graphscale.graph.walks import reach
 from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
@@ -33,35 +31,11 @@ __all__ = [
     "is_differentiable",
     "is_number",
     "may_be_scaled",
-    "resolve_loss",
     "smooth_operands",
 ]
 
 # A smaller constant may be a factor of a derivative.
 LEAST_SCALE = 8
-
-
-def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
-    """Return the named loss.
-
-    Args:
-        values: the values of the graph by name.
-        name: the name of the loss.
-        label: its origin, for messages.
-
-    Raises:
-        LossError: the value does not exist, is no scalar, or not floating point.
-    """
-    value = values.get(name)
-    if value is None:
-        raise LossError(f"{label}: the graph has no value of this name{suggest(name, values)}")
-    if value.producer() is None:
-        raise LossError(f"{label}: {value_label(value)} is an input; name a value that the graph computes")
-    if value.dtype is not None and not value.dtype.is_floating_point():
-        raise LossError(f"{label}: {value_label(value)} is not floating point, and a loss must be")
-    if not is_number(value):
-        raise LossError(f"{label}: {value_label(value)} is not known to be a scalar; name the mean or sum of it")
-    return value
 
 
 def is_number(value: ir.Value, depth: int = 8) -> bool:
@@ -163,9 +137,10 @@ def smooth_operands(value: ir.Value) -> list[ir.Value]:
 
 def may_be_scaled(graph: ir.Graph) -> bool:
     """Return whether a number could be the own loss scale of a step: it is fed or carried, or a large constant."""
-    if any(map(subgraphs, graph)) or nodes_with(graph, Trait.EFFECT):
+    nodes = tuple(graph)
+    if any(map(subgraphs, nodes)) or nodes_with(nodes, Trait.EFFECT):
         return True
-    made = (value for node in graph if node.op_type == "Constant" for value in node.outputs)
+    made = (value for node in nodes if node.op_type == "Constant" for value in node.outputs)
     numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_float(v) and is_scalar(v)]
     nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
     carried = set().union(*map(_find_stored, nexts))

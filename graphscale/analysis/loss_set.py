@@ -11,19 +11,20 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss import find_carried_number, smooth_operands
+from graphscale.analysis.loss import find_carried_number
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solution import Solution
 from graphscale.analysis.topology import Topology
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError
-from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
-from graphscale.graph.walks import ancestors, reach
-from graphscale.operators import Kind, rule_of
+from graphscale.graph.walks import ancestors
 from graphscale.process.stages import report_stage
+
+if TYPE_CHECKING:
+    from graphscale.analysis.loss_rivals import Faults, Rank
 
 __all__ = ["LossChoice", "choose_losses"]
 
@@ -39,8 +40,6 @@ _SAME = "the likeliest one, and each other one leads to the same scaled graph"
 
 # The fitness of a solution without a fault.
 _FITTING = (True, True, 0, 0)
-
-Faults = tuple[bool, bool, int, int]
 
 Losses = tuple[ir.Value, ...]
 
@@ -88,8 +87,12 @@ def choose_losses(
     errors.sort(key=lambda failure: isinstance(failure[1], _NO_BACKWARD))
     if not solutions:
         raise _explain(errors, bool(named))
-    choices = _Choices(fitness, solutions)
-    best = choices.best
+    best, rivals, alike = solutions[0], list[ir.Value](), list[ir.Value]()
+    if len(solutions) > 1:
+        from graphscale.analysis.loss_rivals import Choices  # most steps have one solution
+
+        choices = Choices(solutions, fitness.rank)
+        best, rivals, alike = choices.best, choices.rivals, choices.alike
     if best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD):
         # The backward pass belongs to a loss that cannot be scaled.
         raise _explain(errors, bool(named))
@@ -104,8 +107,8 @@ def choose_losses(
         warnings = [f"{each}; it is neither scaled nor checked" for each in unexplained]
         return LossChoice(best, answers.evidence(best.topology.loss.name), True, tuple(warnings))
     best = _with_further_losses(best, candidates, solve)
-    if choices.rivals:
-        names = ", ".join(repr(loss.name) for loss in choices.rivals)
+    if rivals:
+        names = ", ".join(repr(loss.name) for loss in rivals)
         return LossChoice(best, f"it is the likeliest, but the backward pass also fits {names}", False)
     if unexplained:
         return LossChoice(best, f"it is the likeliest, but {'; '.join(unexplained)}", False)
@@ -113,7 +116,7 @@ def choose_losses(
     if number is not None:
         how = f"it may be a running sum or average, and the next value of {number.name!r}"
         return LossChoice(best, how, False)
-    return LossChoice(best, _SAME if choices.alike else _DIFFERENTIATED, True)
+    return LossChoice(best, _SAME if alike else _DIFFERENTIATED, True)
 
 
 def _solve_sets(
@@ -164,8 +167,10 @@ def _with_further_losses(
     for value in candidates:
         losses = best.topology.losses
         known = best.topology.ancestors(losses)
+        if value in known or value in best.reached:
+            continue
         own = (v for v in best.topology.ancestors([value]) if v not in known and v.producer() is not None)
-        if value in known or value in best.reached or not any(v in best.solver.live for v in own):
+        if not any(v in best.solver.live for v in own):
             continue
         with contextlib.suppress(GraphscaleError):  # no loss then
             further = solve((*losses, value))
@@ -204,9 +209,11 @@ class _Fitness:
         """Return the faults of a solution; a greater tuple is better."""
         if solution not in self._faults:
             # A contraction of another scalar's forward pass is no part of the backward pass.
-            others = [value for value in self.candidates if value not in solution.reached]
-            cone = solution.topology.ancestors(others)
-            missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
+            missed = len(solution.coverage.missed)
+            if missed:
+                others = [value for value in self.candidates if value not in solution.reached]
+                cone = solution.topology.ancestors(others)
+                missed = sum(not any(value in cone for value in node.outputs) for node in solution.coverage.missed)
             seeds = solution.no_derivative is None
             self._faults[solution] = not solution.solver.unscales_cotangents, seeds, -solution.misfits, -missed
         return self._faults[solution]
@@ -228,148 +235,21 @@ class _Fitness:
             topology = self._topologies[loss]
         return solution.unexplained(topology)
 
+    def rank(self, group: Sequence[Solution]) -> Rank:
+        """Return the rank of solutions with the same edits."""
+        from graphscale.analysis.loss_rivals import Rank  # most steps have one solution
+
+        fitting = [each for each in group if self.fits(each)]
+        unexplained = max((-len(self.unexplained(each)) for each in fitting), default=0)
+        of = [each for each in fitting if -len(self.unexplained(each)) == unexplained] or group
+        covered, constant = max(each.coverage.covered for each in of), any(each.begins_with_constants for each in of)
+        return Rank(bool(fitting) and not unexplained, max(map(self.faults, group)), unexplained, covered, constant)
+
     def describe(self, solution: Solution) -> list[str]:
         """Describe the weights of each candidate that move without a scale."""
         found = self.unexplained(solution).items()
         terms = [(", ".join(repr(value.name) for value in values), loss) for loss, values in found]
         return [f"{each} moves a weight of {loss.name!r}, and no gradient explains it" for each, loss in terms]
-
-
-class _Rank(NamedTuple):
-    fits: bool
-    faults: Faults
-    unexplained: int
-    covered: int
-    constant: bool
-
-
-class _Choices:
-    """The solutions of a graph by their edits, and the best of them.
-
-    Attributes:
-        best: the solution to take.
-        rivals: the losses of solutions with other edits that may be right as well.
-        alike: the losses that lead to the same edits, and may be the one that is differentiated.
-    """
-
-    def __init__(self, fitness: _Fitness, solutions: Sequence[Solution]) -> None:
-        self._fitness = fitness
-        if any(each.coverage.covered for each in solutions):
-            solutions = [each for each in solutions if each.coverage.covered]
-        groups: list[list[Solution]] = []
-        for solution in solutions:
-            same = next((group for group in groups if group[0].edits_as(solution)), None)
-            if same is None:
-                groups.append([solution])
-            else:
-                same.append(solution)
-        ranks = [self._rank(group) for group in groups]
-        top = max(ranks)
-        equal = [group for group, rank in zip(groups, ranks, strict=True) if rank == top]
-        names = [_name(group)[0] for group in equal]
-        preferred = [one for one in names if all(one is other or _supersedes(one, other) for other in names)]
-        self.best = (preferred or names)[0]
-        others = [group for group, rank in zip(groups, ranks, strict=True) if _competes(rank, top)]
-        others += [] if preferred else equal[1:]
-        self.rivals = [_name(group)[0].topology.loss for group in others]
-        self.alike = [each.topology.loss for each in _name(equal[names.index(self.best)])[1:]]
-
-    def _rank(self, group: Sequence[Solution]) -> _Rank:
-        fitness = self._fitness
-        fitting = [each for each in group if fitness.fits(each)]
-        unexplained = max((-len(fitness.unexplained(each)) for each in fitting), default=0)
-        of = [each for each in fitting if -len(fitness.unexplained(each)) == unexplained] or group
-        covered, constant = max(each.coverage.covered for each in of), any(each.begins_with_constants for each in of)
-        return _Rank(bool(fitting) and not unexplained, max(map(fitness.faults, group)), unexplained, covered, constant)
-
-
-def _name(group: Sequence[Solution]) -> list[Solution]:
-    """Return the solutions with the fewest losses, first the one that the backward pass reads most of."""
-    fewest = min(len(each.topology.losses) for each in group)
-    few = [each for each in group if len(each.topology.losses) == fewest]
-    left = [one for one in few if not any(other is not one and _supersedes(other, one) for other in few)]
-    return sorted(left or few, key=lambda each: -sum(value in each.read for value in each.topology.forward))
-
-
-def _competes(rank: _Rank, top: _Rank) -> bool:
-    """Return whether a choice may be right beside the best one: it fits as well, and is better in some way."""
-    mine, best = (*rank.faults, *rank[2:]), (*top.faults, *top[2:])
-    return rank.fits is top.fits and any(one > other for one, other in zip(mine, best, strict=True))
-
-
-def _supersedes(one: Solution, other: Solution) -> bool:
-    """Return whether a loss is a function of another set's and differentiated as such, or that one is, and not."""
-    mine, others = (
-        [loss for loss in solution.topology.losses if loss not in another.topology.losses]
-        for solution, another in ((one, other), (other, one))
-    )
-    if len(mine) != 1 or len(others) != 1:
-        return False
-    if others[0] in one.topology.forward:
-        return _differentiates(one, mine[0], others[0])
-    return mine[0] in other.topology.forward and not _differentiates(other, others[0], mine[0])
-
-
-def _differentiates(solution: Solution, loss: ir.Value, part: ir.Value) -> bool:
-    """Return whether gradients read all that the derivative of a loss by an operand of it depends on.
-
-    A total needs nothing; a product its other factor, unless it is a constant, which may be folded, in a total; any
-    other function its operand or its result. The loss plus numbers has the same derivatives.
-    """
-    topology, read = solution.topology, solution.read
-    below, above = topology.descendants({topology.recomputed.get(part, part)}), topology.ancestors([loss])
-    is_total, is_function, lacks_constants = False, False, False
-    for node in topology.nodes:
-        varying = [value for value in topology.operands(node) if value in below]
-        if not varying or not any(value in below and value in above for value in node.outputs):
-            continue
-        rule, rest = rule_of(node), [value for value in inputs_of(node) if value not in below]
-        if rule is not None and rule.kind is Kind.LINEAR:
-            if not all(_moves_weights(solution, value) for value in rest):
-                return False
-            is_total |= len(rule.operands(len(node.inputs))) > 1 and not all(map(_is_of_numbers, rest))
-        elif rule is not None and _is_multiple(node, rule.kind, varying):
-            unread = [value for value in rest if value not in read]
-            if any(constant_tensor(value) is None for value in unread):
-                return False
-            is_function, lacks_constants = True, lacks_constants or bool(unread)
-        elif any(value in read for value in (*varying, *node.outputs)):
-            is_function = True
-        else:
-            return False
-    return is_total or (is_function and not lacks_constants)
-
-
-def _moves_weights(solution: Solution, term: ir.Value) -> bool:
-    """Return whether gradients read each weight that a term of a loss depends on without a layer, as in a penalty."""
-    topology = solution.topology
-
-    def above(value: ir.Value) -> Sequence[ir.Value]:
-        return () if value.producer() in topology.contractions else smooth_operands(value)
-
-    def above_gradient(value: ir.Value) -> Sequence[ir.Value]:
-        return () if value.producer() in topology.contractions else topology.flat.above(value)
-
-    weights = {v for v in reach([term], above) if v in topology.held_states and not is_scalar(v)}
-    if not weights:
-        return True
-    gradients = solution.solver.plan.unscaled.keys()
-    readers = {
-        node for value in gradients for node in topology.consumers(value) if node.op_type in ("Add", "Sub", "Sum")
-    }
-    sums = [value for node in readers for value in node.outputs if not value.is_graph_output()]
-    return weights <= {*reach((*gradients, *sums), above_gradient)}
-
-
-def _is_of_numbers(value: ir.Value) -> bool:
-    sources = (v for v in ancestors([value]) if v.producer() is None or constant_tensor(v) is not None)
-    return all(map(is_scalar, sources))
-
-
-def _is_multiple(node: ir.Node, kind: Kind, varying: Sequence[ir.Value]) -> bool:
-    """Return whether a node multiplies one of its operands that vary, or divides it, by others."""
-    is_one = len(varying) == 1 and sum(value is varying[0] for value in node.inputs) == 1
-    return is_one and (kind is Kind.PRODUCT or (kind is Kind.QUOTIENT and node.inputs[0] is varying[0]))
 
 
 def _find_carried_number(solution: Solution) -> ir.Value | None:

@@ -12,16 +12,19 @@ without a further contraction of the backward pass count as gradients.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
+from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
+from graphscale.errors import NonlinearGradientError, SeedNotFoundError
 from graphscale.graph.values import Use, is_scalar, operand_at, subgraphs
 from graphscale.graph.walks import producers_of, reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["OptimizerContractions", "find_reconstructions"]
+__all__ = ["OptimizerContractions", "find_reconstructions", "solve_without_others"]
 
 
 def find_reconstructions(topology: Topology, cotangents: Mapping[ir.Node, tuple[Use, ...]]) -> Set[ir.Node]:
@@ -118,3 +121,35 @@ class OptimizerContractions:
         if node in self._topology.contractions and node not in self._remembering:
             return value in self._read or value in self._topology.activation_dependent
         return value in self._data or value in self._topology.activation_dependent
+
+
+def solve_without_others(
+    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value], again: Set[ir.Node]
+) -> tuple[Solver, Set[ir.Node]] | None:
+    """Solve without the contractions that compute activations, or without those that may be the optimizer's, too."""
+    if not again:
+        return _solve_without_optimizer(topology, seed, chosen)
+    topology = topology.without(again)
+    solver = Solver(topology, seed, chosen)
+    with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):
+        solver.solve()
+        # An activation depends on no cotangent.
+        if solver.cotangents and not solver.unscales_cotangents and solver.plan.missed(again) == again:
+            return solver, set()
+    found = _solve_without_optimizer(topology, seed, chosen)
+    return found if found is not None and found[0].plan.missed(again) == again else None
+
+
+def _solve_without_optimizer(
+    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
+) -> tuple[Solver, Set[ir.Node]] | None:
+    """Solve without the contractions that may be the optimizer's; return None if one of those missed may be another."""
+    optimizer = OptimizerContractions(topology)
+    solver = Solver(topology, seed, chosen, optimizer.nodes)
+    if not optimizer.nodes or not solver.cotangents:
+        return None
+    solver.solve()
+    missed = solver.plan.missed(optimizer.nodes)
+    if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
+        return None
+    return solver, missed

@@ -16,7 +16,7 @@ from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Update, same_type
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, subgraphs
 from graphscale.graph.walks import descendants, source_by_trait
-from graphscale.operators import Kind, Trait, has_trait, rule_of
+from graphscale.operators import Kind, Trait, has_trait
 from graphscale.process.summary import few
 
 __all__ = ["make_remarks"]
@@ -48,7 +48,8 @@ def _note_own_tests(topology: Topology, plan: Plan, states: Sequence[Update]) ->
     Such a state is a count of errors. A step counter that is selected as the weights are needs no note: both stay on a
     step that is not applied.
     """
-    tests = {node for node in topology.nodes if _is_test(node)}
+    tests = {*topology.nodes_like(lambda operator: bool(operator.traits & Trait.FINITENESS_TEST))}
+    tests.update(filter(_is_test, topology.nodes_like(lambda operator: operator.rule.kind is Kind.COMPARE)))
     if not tests:
         return
     others = [node for node in topology.nodes if node not in tests]
@@ -67,11 +68,7 @@ def _note_own_tests(topology: Topology, plan: Plan, states: Sequence[Update]) ->
 
 
 def _is_test(node: ir.Node) -> bool:
-    if has_trait(node, Trait.FINITENESS_TEST):
-        return True
-    rule = rule_of(node)
-    if rule is None or rule.kind is not Kind.COMPARE:
-        return False
+    """Return whether a comparison tests whether a value is finite."""
     numbers = [number for value in inputs_of(node) if (number := constant_number(value)) is not None]
     return len({*node.inputs}) == 1 or any(math.isinf(number) or number in _LARGEST for number in numbers)
 

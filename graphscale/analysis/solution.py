@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Container, Sequence, Set
 
 import onnx_ir as ir
 
@@ -19,9 +19,9 @@ from graphscale.analysis.training_result import Coverage, measure_coverage
 from graphscale.analysis.updates import DIRECT, NEXT_STATE, find_terms, known_factors, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, constant_number, constant_tensor, is_float, is_scalar, subgraphs
+from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar, subgraphs
 from graphscale.graph.walks import reach
-from graphscale.operators import Kind, Trait, has_trait, may_bend, rule_of
+from graphscale.operators import may_bend
 
 __all__ = ["Solution", "solve_losses"]
 
@@ -53,7 +53,7 @@ class Solution:
     @functools.cached_property
     def explained(self) -> Set[ir.Value]:
         """The values that depend on a gradient."""
-        return _find_explained(self.topology, self.solver.plan.unscaled)
+        return self.solver.explained
 
     @functools.cached_property
     def moves_others(self) -> bool:
@@ -79,12 +79,12 @@ class Solution:
     def differentiates_all(self) -> bool:
         """True if, for each of several losses, cotangents depend on values that this loss alone is computed from."""
         topology = self.topology
+        if len(topology.losses) == 1:
+            return True
         # Next weights of one loss, by which another one is computed, are no part of the other.
         ends = {value.producer() for value in topology.anew}
         passes = (topology.ancestors([loss], stop=ends.__contains__) for loss in topology.losses)
         above = [{value for value in each if value.producer()} for each in passes]
-        if len(above) == 1:
-            return True
         live = self.solver.live | topology.ancestors(self.solver.learnt)
         return all(any(v in live for v in own.difference(*(a for a in above if a is not own))) for own in above)
 
@@ -251,12 +251,14 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
         again = find_reconstructions(topology, solver.cotangents)
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
     is_behind = not error and bool(_find_places_behind_gradients(solver))
-    if error or again or is_behind or _find_missed(solver, topology.contractions & topology.backward):
+    if error or again or is_behind or solver.plan.missed(topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
-            other = _solve_without_others(topology, seed, chosen, again)
+            from graphscale.analysis.other_contractions import solve_without_others  # few steps need it
+
+            other = solve_without_others(topology, seed, chosen, again)
             if other is not None:
                 rest = other[0].topology.contractions & topology.backward - other[1]
-                if error or is_behind or not _find_missed(other[0], rest):
+                if error or is_behind or not other[0].plan.missed(rest):
                     return other
     if error:
         raise error
@@ -268,13 +270,13 @@ def _with_learnt_terms(solver: Solver, chosen: Sequence[ir.Value]) -> Solver:
     topology = solver.topology
     if solver.seed is not None or not solver.cotangents or solver.unscales_cotangents:
         return solver
-    learnt = _find_learnt_terms(topology, _find_explained(topology, solver.plan.unscaled))
+    learnt = _find_learnt_terms(topology, solver.explained)
     if learnt:
         with contextlib.suppress(GraphscaleError):  # the step is open then
             other = Solver(topology, None, chosen, solver.optimizer)
             other.solve(learnt=learnt)
             backward = topology.contractions & topology.backward
-            if not other.unscales_cotangents and _find_missed(other, backward) <= _find_missed(solver, backward):
+            if not other.unscales_cotangents and other.plan.missed(backward) <= solver.plan.missed(backward):
                 return other
     return solver
 
@@ -294,64 +296,6 @@ def _find_learnt_terms(topology: Topology, explained: Container[ir.Value]) -> li
     return find_learnt_terms(topology, moved)
 
 
-def _find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:
-    """Find the values that depend on gradients by more than a measure of them, such as a norm."""
-    explained, measures = set(gradients), set[ir.Value]()
-    for node, results, operands in topology.parts:
-        known = [v for v in operands if v in explained]
-        if known and (_is_measure(node) or measures.issuperset(known)):
-            results = [v for v in results if not is_number(v)]
-            measures.update(results)
-        if known:
-            explained.update(results)
-    return explained
-
-
-def _is_measure(node: ir.Node) -> bool:
-    """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
-    if has_trait(node, Trait.REDUCTION):
-        return node.op_type not in ("ReduceSum", "ReduceMean")
-    if node.op_type in ("Mul", "Pow"):
-        base, other = node.inputs
-        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
-    rule = rule_of(node)
-    return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)
-
-
-def _solve_without_others(
-    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value], again: Set[ir.Node]
-) -> tuple[Solver, Set[ir.Node]] | None:
-    """Solve without the contractions that compute activations, or without those that may be the optimizer's, too."""
-    if not again:
-        return _solve_without_optimizer(topology, seed, chosen)
-    topology = topology.without(again)
-    solver = Solver(topology, seed, chosen)
-    with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):
-        solver.solve()
-        # An activation depends on no cotangent.
-        if solver.cotangents and not solver.unscales_cotangents and _find_missed(solver, again) == again:
-            return solver, set()
-    found = _solve_without_optimizer(topology, seed, chosen)
-    return found if found is not None and _find_missed(found[0], again) == again else None
-
-
-def _solve_without_optimizer(
-    topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
-) -> tuple[Solver, Set[ir.Node]] | None:
-    """Solve without the contractions that may be the optimizer's; return None if one of those missed may be another."""
-    from graphscale.analysis.other_contractions import OptimizerContractions  # few steps need it
-
-    optimizer = OptimizerContractions(topology)
-    solver = Solver(topology, seed, chosen, optimizer.nodes)
-    if not optimizer.nodes or not solver.cotangents:
-        return None
-    solver.solve()
-    missed = _find_missed(solver, optimizer.nodes)
-    if solver.unscales_cotangents or not optimizer.are_behind_gradients(solver.plan.unscaled, missed):
-        return None
-    return solver, missed
-
-
 def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
     """Find the places where a scale enters at a value that depends on no loss but through unscaled gradients.
 
@@ -359,24 +303,23 @@ def _find_places_behind_gradients(solver: Solver) -> tuple[Place, ...]:
     cotangent, which is unscaled before its bound.
     """
     topology, unscaled = solver.topology, solver.plan.unscaled
-    behind = topology.descendants(unscaled.keys())
     ends = {value.producer() for value in unscaled}
-    losses = topology.tail | topology.targets
+    tail, targets = topology.tail, topology.targets
 
     def depends_on_loss(value: ir.Value) -> bool:
         above = topology.ancestors([value], stop=(ends - {value.producer()}).__contains__)
-        return any(v in losses or (v.producer() is None and topology.late_inputs(v)) for v in above)
+        return any(v in tail or v in targets or (v.producer() is None and topology.late_inputs(v)) for v in above)
 
     def is_bounded(value: ir.Value) -> bool:
         node = value.producer()
         return node is not None and (node in topology.flat.entries or may_bend(node))
 
-    places = (each for each in solver.plan.places if each.value in behind and not is_bounded(each.value))
-    return tuple(each for each in places if not depends_on_loss(each.value))
-
-
-def _find_missed(solver: Solver, contractions: Iterable[ir.Node]) -> Set[ir.Node]:
-    return {node for node in contractions if not any(solver.plan.edge(node, i) for i in range(len(node.inputs)))}
+    places = [each for each in solver.plan.places if not is_bounded(each.value)]
+    reads = topology.ancestors(each.value for each in places)
+    if unscaled.keys().isdisjoint(reads):
+        return ()
+    behind = topology.descendants(unscaled.keys())
+    return tuple(each for each in places if each.value in behind and not depends_on_loss(each.value))
 
 
 def _why_no_place(solver: Solver) -> str:

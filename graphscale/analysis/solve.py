@@ -7,13 +7,14 @@ it unscales an operand, or scales a second loss. Edits are only added to the pla
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Plan, find_end, find_tensor
+from graphscale.analysis.edits import Place, Plan, find_end, find_explained, find_tensor
 from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.predictions import find_predictions, find_statistics
 from graphscale.analysis.topology import Topology
@@ -118,6 +119,11 @@ class Solver:
             check_bodies(self.topology.flat, self.plan)
         return self.plan
 
+    @functools.cached_property
+    def explained(self) -> Set[ir.Value]:
+        """The values that depend on a gradient, after `solve`."""
+        return find_explained(self.topology, self.plan.unscaled)
+
     @property
     def unscales_cotangents(self) -> bool:
         """True if a contraction of the backward pass depends on an unscaled value."""
@@ -125,9 +131,7 @@ class Solver:
 
     def _find_cotangents(self, behind: Set[ir.Value], optimizer: Set[ir.Node]) -> dict[ir.Node, tuple[Use, ...]]:
         topology, cotangents = self.topology, {}
-        for node in topology.nodes:
-            if node not in topology.propagating or node not in topology.backward or node in optimizer:
-                continue
+        for node in sorted(topology.propagating & topology.backward - optimizer, key=topology.index.__getitem__):
             is_other = node in topology.validating or node in self.statistics or not behind.isdisjoint(node.outputs)
             rule = None if is_other else rule_of(node)
             if rule is not None and (uses := find_cotangents(topology, node, rule)):

@@ -34,8 +34,8 @@ from graphscale.graph.values import (
     is_known_zero,
     is_scalar,
 )
-from graphscale.graph.walks import check_order, reach
-from graphscale.operators import OPERATORS, Trait, nodes_with
+from graphscale.graph.walks import reach
+from graphscale.operators import Trait
 
 __all__ = ["Topology"]
 
@@ -91,20 +91,18 @@ class Topology:
         self._held = frozenset(held)
         self.flat = FlatGraph(graph, closed)
         self.nodes, self.index = self.flat.nodes, self.flat.index
-        self.operands, self.consumers = self.flat.operands, self.flat.consumers
+        self.operands, self.consumers, self.nodes_like = self.flat.operands, self.flat.consumers, self.flat.nodes_like
         self.origin, self.position = self.flat.origin, self.flat.position
         self.parts = [*self.flat.parts()]
         self._numbering = Numbering(graph, self.parts, self.flat.origins)
         if not self._numbering.ordered:
+            from graphscale.graph.order import check_order  # it names the fault
+
             check_order(graph)
         self._rows = self._numbering.rows
-        by_operator: dict[tuple[str, str], list[ir.Node]] = {}
-        for node in self.nodes:
-            by_operator.setdefault((node.domain, node.op_type), []).append(node)
-        of_rules = [(OPERATORS[kind].rule, nodes) for kind, nodes in by_operator.items() if kind in OPERATORS]
-        self.contractions = frozenset(node for rule, nodes in of_rules if rule.contraction for node in nodes)
+        self.contractions = frozenset(self.nodes_like(lambda operator: operator.rule.contraction))
         self.contractions |= {node for node in self.flat.opaque if contains_contraction(node)}
-        self.propagating = self.contractions.union(*(nodes for rule, nodes in of_rules if rule.gradient))
+        self.propagating = self.contractions.union(self.nodes_like(lambda operator: operator.rule.gradient))
         self.forward = self.ancestors(self.losses)
         self.states = frozenset(graph.inputs) | self._weights(self._held)
         self._coefficients: dict[ir.Value, dict[ir.Value, float]] = {}
@@ -181,7 +179,7 @@ class Topology:
         long on a graph of a hundred thousand nodes.
         """
         marks = self._numbering.marks(values)
-        for node, first, end, operands in reversed(self._rows):
+        for node, first, end, operands in reversed(self._rows[: self._numbering.count_rows(marks.rfind(1))]):
             if marks.find(1, first, end) >= 0 and not (stop is not None and stop(node)):
                 for operand in operands:
                     marks[operand] = 1
@@ -259,7 +257,8 @@ class Topology:
         The result excludes values where to `stop`.
         """
         marks = self._numbering.marks(values)
-        for node, first, end, operands in self._rows if values or nodes else ():
+        begin = 0 if nodes else self._numbering.count_rows(marks.find(1)) if values else len(self._rows)
+        for node, first, end, operands in self._rows[begin:]:
             depends = node in nodes
             for operand in operands:
                 if marks[operand]:
@@ -272,7 +271,8 @@ class Topology:
     def _backward_nodes(self) -> set[ir.Node]:
         others = [value for value in self.graph.outputs if value is not self.loss]
         sinks = [value for value in others if self.may_be_state(value)] or others
-        sinks += (value for node in nodes_with(self.nodes, Trait.EFFECT) for value in node.outputs)
+        effects = self.nodes_like(lambda operator: bool(operator.traits & Trait.EFFECT))
+        sinks += (value for node in effects for value in node.outputs)
         reached, forward = self.ancestors(sinks).marks, self.forward.marks
         backward: set[ir.Node] = set()
         for node, first, end, _ in self._rows:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
-from graphscale.analysis.loss import find_loss_candidates, resolve_loss
+from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.loss_set import LossChoice, choose_losses
 from graphscale.analysis.roles.answers import Answers, ask
 from graphscale.analysis.roles.assignment import assign_roles
@@ -18,29 +18,19 @@ from graphscale.analysis.solution import solve_losses
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
-from graphscale.errors import (
-    GradientError,
-    LossError,
-    RolesError,
-    SeedNotFoundError,
-    UpdateError,
-    suggest,
-)
+from graphscale.errors import LossError, RolesError, SeedNotFoundError, UpdateError, suggest
 from graphscale.flow.flat_graph import FlatGraph
-from graphscale.flow.support import reach
 from graphscale.graph.values import (
-    Use,
     constant_number,
     inputs_of,
     is_float,
     is_scalar,
-    operands_of,
     subgraphs,
     uses_of,
     value_label,
     values_by_name,
 )
-from graphscale.operators import Trait, has_trait, nodes_with
+from graphscale.operators import Trait, has_trait
 from graphscale.process.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
@@ -69,11 +59,15 @@ def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], aski
     """Analyse a main graph whose states are inputs, but for those that no pair is known of."""
     report_stage("looking for the loss, the gradients and the carried state")
     answers = hints.answers
-    values = values_by_name(graph) if hints.gradients or answers.losses else {}
-    edge = None if hints.seed is None else _seed_edge(graph, hints.seed)
-    # The scale comes out here; a gradient of a roles file may be computed from these values.
-    chosen = [_named_gradient(values, name) for name in hints.gradients]
-    losses = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
+    edge, chosen, losses = None, list[ir.Value](), list[ir.Value]()
+    if hints.seed is not None or hints.gradients or answers.losses:
+        from graphscale.analysis.named_values import resolve_gradient, resolve_loss, resolve_seed
+
+        values = values_by_name(graph)
+        edge = None if hints.seed is None else resolve_seed(graph, hints.seed)
+        # The scale comes out here; a gradient of a roles file may be computed from these values.
+        chosen = [resolve_gradient(values, name) for name in hints.gradients]
+        losses = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
     others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
     candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
     if not (candidates or losses) and any(map(subgraphs, graph)):
@@ -134,18 +128,17 @@ def _finish(
         from graphscale.analysis.remarks import make_remarks  # it is about numbers
 
         warnings += make_remarks(topology, plan, roles, updates)
+    accumulators = topology.nodes_like(lambda operator: bool(operator.traits & Trait.ACCUMULATOR))
     places = sorted(plan.places, key=lambda p: topology.position(p.value if p.edge is None else p.edge.node.outputs[0]))
     return TrainingGraph(
         graph=graph,
-        reads={node: operands_of(node) if topology.flat.owners else inputs_of(node) for node in graph},
-        owners=topology.flat.owners,
         loss=topology.loss,
         loss_found=choice.how,
         places=tuple(places),
         unscalings=tuple(sorted(plan.unscaled.values(), key=lambda u: topology.position(u.value))),
         roles=roles,
         updates=updates,
-        accumulators=tuple(nodes_with(topology.nodes, Trait.ACCUMULATOR)),
+        accumulators=tuple(sorted(accumulators, key=topology.index.__getitem__)),
         coverage=solution.coverage,
         terms=_find_unchecked_terms(topology, plan, roles, updates),
         degrees=plan.degrees(),
@@ -156,17 +149,15 @@ def _finish(
 def _find_unchecked_terms(
     topology: Topology, plan: Plan, roles: Roles, updates: Sequence[Update]
 ) -> tuple[ir.Value, ...]:
-    """Find the terms that move weights by a batch that reaches them past all gradients."""
+    """Find the terms that are to be checked beside the gradients, if a batch reaches weights past all of these."""
     batches = {value for value, each in roles.inputs.items() if each.role is Role.BATCH and is_float(value)}
     ends = {value.producer() for value in plan.unscaled}
     weights = {u.output: u.input for u in updates if u.input in topology.forward and is_float(u.output) and not u.kept}
     if batches.isdisjoint(topology.ancestors(weights, stop=ends.__contains__)):
         return ()
-    from graphscale.analysis.learnt import find_summands  # few steps read a batch there
+    from graphscale.analysis.past_gradients import find_moving_terms  # few steps read a batch there
 
-    moved = reach(topology.graph, batches, plan.unscaled)
-    terms = (v for o, state in weights.items() if o in moved for v in find_summands(topology, o, {state}) if v is not o)
-    return tuple(dict.fromkeys(v for v in terms if v in moved and is_float(v) and plan.degree(v) == 0))
+    return find_moving_terms(topology, plan, batches, weights)
 
 
 def _meets_number(value: ir.Value) -> bool:
@@ -202,30 +193,3 @@ def _updates(roles: Roles, named: Sequence[Update], answers: Answers) -> tuple[U
         Update(output, value, roles.outputs[output].evidence, output.name in answers.kept)
         for output, value in pairs.items()
     )
-
-
-def _named_gradient(values: Mapping[str, ir.Value], name: str) -> ir.Value:
-    if name not in values:
-        raise GradientError(f"--gradient {name}: the graph has no value of this name{suggest(name, values)}")
-    if values[name].producer() is None or not is_float(values[name]):
-        raise GradientError(f"--gradient {name}: {value_label(values[name])} is not computed by a floating-point node")
-    return values[name]
-
-
-def _seed_edge(graph: ir.Graph, seed: str) -> Use:
-    name, _, index = seed.rpartition(":")
-    if not (name and index.isascii() and index.isdecimal()):
-        raise SeedNotFoundError(
-            f"--seed-edge {seed}: expected NODE:INDEX, the name of a node and the index of its input"
-        )
-    node = next((node for node in graph if node.name == name), None)
-    if node is None:
-        names = [node.name for node in graph if node.name]
-        hint = suggest(name, names, "there are") if names else "; the nodes of this graph have no names"
-        raise SeedNotFoundError(f"--seed-edge {seed}: there is no node {name!r}{hint}")
-    if int(index) >= len(node.inputs):
-        raise SeedNotFoundError(f"--seed-edge {seed}: the node {name!r} has {len(node.inputs)} inputs, counted from 0")
-    value = node.inputs[int(index)]
-    if value is None or not is_float(value):
-        raise SeedNotFoundError(f"--seed-edge {seed}: that input is not a floating-point value")
-    return Use(node, int(index))

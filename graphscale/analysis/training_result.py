@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -70,8 +70,6 @@ class TrainingGraph:
     Attributes:
         graph: the main graph.
         loss: the loss, a scalar floating-point value; the first of several.
-        reads: the operands of each node, in execution order: its inputs, and its subgraphs' captures.
-        owners: for each nested graph, the node of the main graph around it.
         loss_found: the way the loss was found.
         places: the places where the scale enters.
         unscalings: the places where the scale comes out; the gradients are the divided values.
@@ -86,8 +84,6 @@ class TrainingGraph:
 
     graph: ir.Graph
     loss: ir.Value
-    reads: Mapping[ir.Node, tuple[ir.Value, ...]] = dataclasses.field(default_factory=dict)
-    owners: Mapping[ir.Graph, ir.Node] = dataclasses.field(default_factory=dict)
     loss_found: str = ""
     places: tuple[Place, ...] = ()
     unscalings: tuple[Unscaling, ...] = ()
@@ -104,17 +100,12 @@ class TrainingGraph:
         """The values that are divided by the scale, in graph order."""
         return tuple(unscale.value for unscale in self.unscalings)
 
-    @property
-    def nodes(self) -> tuple[ir.Node, ...]:
-        """The nodes of the main graph of the original, in execution order."""
-        return tuple(self.reads)
-
 
 def measure_coverage(
     topology: Topology,
     plan: Plan,
     cotangents: Mapping[ir.Node, tuple[Use, ...]],
-    optimizer: Container[ir.Node] = frozenset(),
+    optimizer: Iterable[ir.Node] = frozenset(),
 ) -> Coverage:
     """Measure the coverage of the scale.
 
@@ -124,12 +115,12 @@ def measure_coverage(
         cotangents: the backward contractions and gradient operators, with their known cotangents.
         optimizer: nodes of the optimizer, which do not count.
     """
+    opaque = topology.flat.opaque
+    certain = ((topology.propagating | opaque) & topology.backward).difference(optimizer)
     nodes = [
         inner
-        for node in topology.nodes
-        if node in topology.backward and node not in optimizer
-        if node in topology.propagating or node in topology.flat.opaque
-        for inner in (node, *(inner_nodes(node) if node in topology.flat.opaque else ()))
+        for node in sorted(certain, key=topology.index.__getitem__)
+        for inner in (node, *(inner_nodes(node) if node in opaque else ()))
         if _counts(topology, inner, node in cotangents)
     ]
     missed = [node for node in nodes if all(plan.edge(node, i) == 0 for i in range(len(node.inputs)))]

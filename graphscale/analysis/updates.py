@@ -193,6 +193,9 @@ class Factors(dict[ir.Value, float]):
     Args:
         find: returns the factor of a value, 0 for an unknown one; None for its value as a constant.
         origins: for inputs of bodies, the operands that they are.
+
+    Attributes:
+        is_certain: True if all factors found so far are those of `known_factors`.
     """
 
     def __init__(
@@ -203,9 +206,12 @@ class Factors(dict[ir.Value, float]):
         super().__init__()
         self._find = _number if find is None else find
         self.origins = origins
+        self.is_certain = True
 
     def __missing__(self, value: ir.Value) -> float:
-        self[value] = number = self._find(self.origins.get(value, value))
+        origin = self.origins.get(value, value)
+        self[value] = number = self._find(origin)
+        self.is_certain = self.is_certain and (number == 0 or number == _known_number(origin))
         return number
 
 
@@ -312,10 +318,11 @@ def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Fact
 
 def find_fused_updates(graph: ir.Graph) -> list[ir.Node]:
     """Find the Gemm nodes whose addend holds a matrix that is fed or stored: perhaps a weight or a moment."""
-    found, matrices = [], {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)}
-    factors = Factors()
-    for node in graph:
-        addend = node.inputs[2] if node.op_type == "Gemm" and not node.domain and len(node.inputs) > 2 else None
+    sums = [node for node in graph if node.op_type == "Gemm" and not node.domain and len(node.inputs) > 2]
+    matrices = {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)} if sums else set()
+    found, factors = [], Factors()
+    for node in sums:
+        addend = node.inputs[2]
         if addend is not None and (addend in matrices or find_coefficients(addend, matrices, factors)):
             found.append(node)
     return found

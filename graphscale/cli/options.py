@@ -286,7 +286,11 @@ def read_roles(path: Path | None) -> Answers | None:
 
 
 def parse_loss_scale(
-    text: str, initial: float | None = None, increment_period: int | None = None, multiplier: float | None = None
+    text: str,
+    initial: float | None = None,
+    increment_period: int | None = None,
+    multiplier: float | None = None,
+    option: str = "--loss-scale",
 ) -> LossScale:
     """Turn the loss-scale options into a loss scale; the numbers override its own.
 
@@ -296,6 +300,7 @@ def parse_loss_scale(
         initial: the first scale.
         increment_period: good steps before a growth.
         multiplier: the factor of growth and decrease.
+        option: the name of the option with the text.
 
     Raises:
         InvalidLossScaleError: the file cannot be read, or a value is out of range.
@@ -303,14 +308,14 @@ def parse_loss_scale(
     try:
         policy = get_policy(_identifier(text))
     except InvalidLossScaleError as error:
-        raise InvalidLossScaleError(f"--loss-scale {text}: {error}") from error
+        raise InvalidLossScaleError(f"{option} {text}: {error}") from error
     given = {"initial_loss_scale": initial, "increment_period": increment_period, "multiplier": multiplier}
     overrides = {key: value for key, value in given.items() if value is not None}
     if not overrides:
         return policy
     if not isinstance(policy, DynamicLossScale):
-        option = "--" + next(iter(overrides)).replace("_", "-")
-        raise InvalidLossScaleError(f"{option} goes with a dynamic loss scale; --loss-scale {text} is fixed")
+        override = "--" + next(iter(overrides)).replace("_", "-")
+        raise InvalidLossScaleError(f"{override} goes with a dynamic loss scale; --loss-scale {text} is fixed")
     if text in presets.NAMES:
         overridden: LossScale = getattr(presets, text)(**overrides)
         return overridden

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -55,6 +55,19 @@ def verify(
     roles: options.RolesFile = None,
     keep: options.Keep = None,
     force_roles: options.ForceRoles = False,
+    no_exact: Annotated[
+        bool, option("Accept nodes that this version would not write, where the file still equals the original.")
+    ] = False,
+    expect_policy: Annotated[
+        str | None,
+        option(
+            "The policy that SCALED must have: dynamic, for any that skips, a number, a preset, a file.",
+            metavar="SCALE",
+        ),
+    ] = None,
+    expect_dtype: Annotated[
+        str | None, option("The type of its mixed precision; float32 for none.", metavar="DTYPE")
+    ] = None,
     numeric: Annotated[bool, option("Numbers alone: nodes may differ, and nothing is proved.")] = False,
     trained: Annotated[bool, option("State may begin at other values in the policy's range.")] = False,
     derivatives: Annotated[bool, option("Compare the original's gradients with slopes of its loss, too.")] = False,
@@ -93,6 +106,9 @@ def verify(
             roles=options.read_roles(roles),
             keep=keep,
             force_roles=force_roles,
+            exact=not no_exact,
+            expect_policy=_parse_policy(expect_policy),
+            expect_dtype=expect_dtype,
             numeric=numeric,
             trained=trained,
             derivatives=derivatives,
@@ -127,6 +143,11 @@ def verify(
     return int(not report.ok)
 
 
+def _parse_policy(text: str | None) -> Any:
+    """Return an expected policy, or the word for any dynamic one."""
+    return text if text in (None, "dynamic") else options.parse_loss_scale(text, option="--expect-policy")
+
+
 def _show(report: VerifyReport, title: str, command: str | None) -> None:
     """Print a report, and the command that runs its counterexample again, if it has one."""
     say(title)
@@ -146,7 +167,10 @@ def _show(report: VerifyReport, title: str, command: str | None) -> None:
             table.add_row(kind, check.name, make_text(*result))
     console.print(table)
     for note in report.notes:
-        say(f"note: {note}")
+        if is_narrow:
+            console.print(make_text(f"note: {note}"))
+        else:
+            say(f"note: {note}")
     runs = f" ({report.counted_runs} of the scaled graph)"
     if report.subject or report.counted_runs in report.verdict:
         runs = ""

@@ -106,10 +106,17 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
             declared = ((value.name, value.type.SerializeToString()) for value in graph.value_info)
             yield from _find_twice("type of value", declared)
         values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
-        types = ((value.name, value.type) for value in values)
-        dtypes = [(name, each.tensor_type.elem_type) for name, each in types if each.HasField("tensor_type")]
+        dtypes, untyped = list[tuple[str, Hashable]](), list[onnx.ValueInfoProto]()
+        for value in values:
+            dtype = value.type.tensor_type.elem_type  # 0 for a sequence, too
+            if dtype:
+                dtypes.append((value.name, dtype))
+            else:
+                untyped.append(value)
         yield from (
-            f"the value {name!r} is declared without a type of its elements" for name, dtype in dtypes if not dtype
+            f"the value {value.name!r} is declared without a type of its elements"
+            for value in untyped
+            if value.type.HasField("tensor_type")
         )
         yield from _find_twice("type of value", dtypes)
 

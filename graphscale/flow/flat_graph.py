@@ -6,8 +6,9 @@ output of that node is an output of the body; that of an If is one of two. Nothi
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -24,6 +25,7 @@ from graphscale.graph.values import (
     subgraphs,
     uses_of,
 )
+from graphscale.operators import OPERATORS, Operator
 
 if TYPE_CHECKING:
     from graphscale.flow.bodies import Body
@@ -82,6 +84,17 @@ class FlatGraph:
         self.nodes = tuple(self.index)
         self.opaque = {n for n in self.nodes if n not in self.entries and subgraphs(n)} if self.owners else set()
         self._opaque = main_nodes(self.opaque)
+
+    @functools.cached_property
+    def _by_operator(self) -> list[tuple[Operator, list[ir.Node]]]:
+        found: dict[tuple[str, str], list[ir.Node]] = {}
+        for node in self.nodes:
+            found.setdefault((node.domain, node.op_type), []).append(node)
+        return [(OPERATORS[kind], nodes) for kind, nodes in found.items() if kind in OPERATORS]
+
+    def nodes_like(self, test: Callable[[Operator], bool]) -> list[ir.Node]:
+        """Return the nodes whose operators pass a test, operator by operator."""
+        return [node for operator, nodes in self._by_operator if test(operator) for node in nodes]
 
     def _leave(self, node: ir.Node, bodies: Sequence[Body]) -> None:
         ahead = int(node.op_type == "Loop")  # the condition of a Loop

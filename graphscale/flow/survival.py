@@ -14,21 +14,18 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.flow.degree import is_small_zero
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.graph.values import (
     captured_values,
-    constant_number,
     constant_tensor,
     is_float,
     node_name,
     op_name,
     reads_shape,
 )
-from graphscale.operators import KINDS, LOST, Fate, Kind, Survival, Trait, has_trait, rule_of, survival_of
-from graphscale.operators.columns import KEPT, NEGATED, UNDEFINED
+from graphscale.operators import KINDS, LOST, Fate, Survival, Trait, has_trait, rule_of, survival_of
 
-__all__ = ["FINITE", "SCALE", "Effect", "Loss", "SurvivalDomain", "find_lost", "survival_at"]
+__all__ = ["FINITE", "SCALE", "Effect", "Loss", "SurvivalDomain", "find_lost"]
 
 _WRONG = Fate.BENT | Fate.TOLD
 
@@ -113,8 +110,11 @@ class SurvivalDomain(Domain[Effect]):
         return effects
 
     def _survival(self, node: ir.Node, index: int) -> Survival:
-        # Signs do not matter where each number may be of any kind.
-        return survival_of(node, index) if self.overflow is KINDS else survival_at(node, index, self.is_positive)
+        if self.overflow is KINDS:
+            return survival_of(node, index)  # signs do not matter where each number may be of any kind
+        from graphscale.flow.signs import survival_at
+
+        return survival_at(node, index, self.is_positive)
 
     def _is_scale(self, node: ir.Node, operands: Sequence[Effect]) -> bool:
         """Return whether a node computes with the loss scale and constants alone."""
@@ -174,29 +174,6 @@ def _pass_on(
 def _losing(survival: Survival, kinds: Fate) -> Fate:
     """Return the kinds of numbers that an operand loses."""
     return functools.reduce(operator.or_, (kind for kind in kinds & KINDS if survival.through(kind) & _WRONG))
-
-
-def survival_at(node: ir.Node, index: int, is_positive: Callable[[ir.Value], bool] = lambda _: False) -> Survival:
-    """Return the survival in an operand of a node, by the signs of the factors beside it."""
-    survival, rule = survival_of(node, index), rule_of(node)
-    if rule is None or rule.kind not in (Kind.PRODUCT, Kind.QUOTIENT) or survival == LOST:
-        return survival
-    data = rule.operands(len(node.inputs))
-    if index not in data or (rule.kind is Kind.QUOTIENT and index != data[0]):
-        return survival
-    others = [value for i in data if i != index and (value := node.inputs[i]) is not None]
-    if rule.kind is Kind.PRODUCT and any(map(is_small_zero, others)):
-        return UNDEFINED.with_fate(survival.plus & Fate.GONE)  # infinity times zero
-    signs = [_sign(value, is_positive) for value in others] if has_trait(node, Trait.ELEMENTWISE) else [0]
-    return survival if 0 in signs else NEGATED if signs.count(-1) % 2 else KEPT
-
-
-def _sign(value: ir.Value, is_positive: Callable[[ir.Value], bool]) -> int:
-    """Return the sign of a factor, 0 if unknown."""
-    number = constant_number(value)
-    if number:
-        return 1 if number > 0 else -1
-    return 1 if number is None and is_positive(value) else 0
 
 
 def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value]) -> dict[ir.Value, Loss]:

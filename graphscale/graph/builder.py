@@ -59,11 +59,13 @@ class Editor:
 
     Attributes:
         renamed: `(wanted, given)` for each wanted name that was taken.
+        made: the nodes of its builders.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.renamed: list[tuple[str, str]] = []
+        self.made: list[ir.Node] = []
         self._shared: dict[str, ir.Value] = {}
         self._positions: dict[ir.Value, int] = {}
         self._taken_over: dict[ir.Value, ir.Value] = {}
@@ -290,6 +292,7 @@ class Builder:
             name=unique(f"graphscale/{self.mark}/{values[0].name}"),
             metadata_props={PASS_KEY: self.mark} if self.is_marked else None,
         )
+        self.editor.made.append(node)
         if domain:
             graph.opset_imports.setdefault(domain, 1)
         side, anchor = at or self.at or ("after", None)

@@ -24,8 +24,9 @@ from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files.model_files import from_proto
 from graphscale.files.model_size import parse_model
 from graphscale.files.reading import read_file
-from graphscale.graph.original import ORIGINAL_KEY, restore_original
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.original import ORIGINAL_KEY
+from graphscale.graph.restored import restore_original
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.operators import OPERATORS
 from graphscale.policy.names import COUNTERS, ScaledValue
 

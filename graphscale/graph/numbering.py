@@ -6,7 +6,9 @@ with each object for its hash; a row of bytes is read from one end to the other.
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import onnx_ir as ir
@@ -63,6 +65,10 @@ class Numbering:
             self.values += results
             self.rows.append((node, first, end, operands))
         numbers.update((value, numbers[origin]) for value, origin in (same or {}).items() if origin in numbers)
+
+    def count_rows(self, number: int) -> int:
+        """Return the number of rows that begin with a value of a number, or before it."""
+        return bisect.bisect_right(self.rows, number, key=operator.itemgetter(1))
 
     def marks(self, values: Iterable[ir.Value] = ()) -> bytearray:
         """Return a byte for each value: 1 for these, else 0; values of subgraphs have none."""

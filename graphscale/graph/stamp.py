@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from graphscale.errors import AlreadyScaledError, ModelFileError
-from graphscale.files.reading import parse_json
+from graphscale.errors import AlreadyScaledError
 from graphscale.files.training_info import ROLES_KEY, drop_training_info
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 from graphscale.graph.notes import annotate, compose_notes, describe_model, find_wrong_notes
 from graphscale.graph.values import all_nodes
 from graphscale.policy.names import ScaledValue
 
-__all__ = ["ROLES_KEY", "SPLIT_KEY", "Stamp", "is_scaled", "read_stamp", "refuse_scaled"]
+__all__ = [
+    "OPTIONAL",
+    "ROLES_KEY",
+    "SPLIT_KEY",
+    "VERSION",
+    "Stamp",
+    "explain_loss",
+    "has_lost_stamp",
+    "is_scaled",
+    "refuse_scaled",
+]
 
-_VERSION = "graphscale.version"
-_RELEASE = re.compile(r"\d+(\.\d+)*[\w.+-]{,40}")
+VERSION = "graphscale.version"
 # On a half of a split step: its number, and its whole.
 SPLIT_KEY = "graphscale.split"
 # Marks that only a loss scale leaves: a function of this domain, and the nodes of two passes.
@@ -31,8 +36,7 @@ _DOMAIN = "graphscale"
 _PASSES = (SCALE_LOSS, UNSCALE_GRADIENTS)
 _NAMES = tuple(f"graphscale/{name}/" for name in _PASSES)
 # Fields that most stamps lack, with their defaults.
-_OPTIONAL = {"telemetry": "{}", "in_place": "[]", "accepted": "[]"}
-_MOST = 2**53  # far below the overflow of an integer count
+OPTIONAL = {"telemetry": "{}", "in_place": "[]", "accepted": "[]"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,35 +101,19 @@ class Stamp:
                 return f"{entry.get('role')}: {entry.get('evidence')}"
         return None
 
-    def find_wrong_number(self, state: Mapping[str, Any]) -> str | None:
-        """Return the fault of the loss scale or of a count in carried state, `{name: array}`, or None."""
-        for role in ScaledValue:
-            name = self.names.get(role, "")
-            if name not in state or not (role.is_count or role is ScaledValue.LOSS_SCALE):
-                continue
-            array = np.asarray(state[name])
-            number = float(array.item()) if array.size == 1 else math.nan
-            if role is ScaledValue.LOSS_SCALE and not 0 < number < math.inf:
-                return f"the loss scale {name!r} is {number:g}; it must be finite and above 0"
-            from_first = role is ScaledValue.GOOD_STEPS and self.policy["config"].get("growth_delay") == "first"
-            least = -1 if from_first else 0
-            if role.is_count and not (least <= number <= _MOST and number.is_integer()):
-                return f"the count {name!r} is {number:.17g}; it must be a whole number from {least} to 2**53"
-        return None
-
     def write(self, model: ir.Model) -> None:
         """Write the stamp and its notes into a model, in place of the stated roles, which the report contains."""
         drop_training_info(model)
         annotate(model, self._describe(model), self._notes(), anew=is_scaled(model))
         model.metadata_props.pop(ROLES_KEY, None)
         for name, value in vars(self).items():
-            if value or name not in _OPTIONAL:
+            if value or name not in OPTIONAL:
                 model.metadata_props[f"graphscale.{name}"] = value if isinstance(value, str) else json.dumps(value)
 
 
 def is_scaled(model: ir.Model) -> bool:
     """Return whether graphscale has scaled this model."""
-    return _VERSION in model.metadata_props
+    return VERSION in model.metadata_props
 
 
 def refuse_scaled(model: ir.Model, name: str) -> None:
@@ -136,14 +124,14 @@ def refuse_scaled(model: ir.Model, name: str) -> None:
     """
     if is_scaled(model):
         raise AlreadyScaledError(
-            f"{name} already carries a loss scale (graphscale {model.metadata_props[_VERSION]}, target "
+            f"{name} already carries a loss scale (graphscale {model.metadata_props[VERSION]}, target "
             f"{model.metadata_props.get('graphscale.target', '?')}); scale the original graph instead"
         )
-    if _has_lost_stamp(model):
-        raise AlreadyScaledError(_explain_loss(name))
+    if has_lost_stamp(model):
+        raise AlreadyScaledError(explain_loss(name))
 
 
-def _has_lost_stamp(model: ir.Model) -> bool:
+def has_lost_stamp(model: ir.Model) -> bool:
     """Return whether graphscale has scaled a model without a stamp, whose metadata another tool has dropped."""
     return any(
         node.domain == _DOMAIN or node.metadata_props.get(PASS_KEY) in _PASSES or (node.name or "").startswith(_NAMES)
@@ -151,58 +139,6 @@ def _has_lost_stamp(model: ir.Model) -> bool:
     )
 
 
-def _explain_loss(name: str) -> str:
+def explain_loss(name: str) -> str:
+    """Explain a scaled model without a stamp."""
     return f"{name} was scaled by graphscale, and another tool has dropped its metadata; scale the original graph again"
-
-
-def read_stamp(source: ir.Model | Mapping[str, str], name: str) -> Stamp:
-    """Read the stamp of a scaled model, or from its metadata.
-
-    Raises:
-        ModelFileError: the stamp is missing or damaged.
-    """
-    metadata = source.metadata_props if isinstance(source, ir.Model) else source
-    if _VERSION not in metadata:
-        if isinstance(source, ir.Model) and _has_lost_stamp(source):
-            raise ModelFileError(_explain_loss(name))
-        raise ModelFileError(f"{name} carries no loss scale; scale it first: graphscale scale MODEL -o OUT")
-    texts = {field.name: metadata.get(f"graphscale.{field.name}", "") for field in dataclasses.fields(Stamp)}
-    contents, damaged = dict[str, Any](), f"{name} has damaged graphscale metadata"
-    for key in ("policy", "state", "names", "report", *_OPTIONAL):
-        try:
-            contents[key] = parse_json(texts[key] or _OPTIONAL.get(key, ""))
-        except (ValueError, RecursionError) as error:
-            raise ModelFileError(f"{damaged}: graphscale.{key}: {error}") from error
-    stamp = Stamp(version=texts["version"], target=texts["target"], **contents)
-    if (wrong := _wrong_field(stamp)) is not None:
-        raise ModelFileError(f"{damaged}: graphscale.{wrong} has another form than expected")
-    return stamp
-
-
-def _wrong_field(stamp: Stamp) -> str | None:
-    """Return the first field of a stamp with a part of the wrong type."""
-    if not _RELEASE.fullmatch(stamp.version):
-        return "version"
-    if not stamp.target:
-        return "target"
-    for field in ("policy", "state", "names", "report", "telemetry"):
-        if not isinstance(getattr(stamp, field), dict):
-            return field
-    for field in ("state", "names"):
-        if not all(isinstance(text, str) for text in getattr(stamp, field).values()):
-            return field
-    if not isinstance(stamp.policy.get("class_name"), str) or not isinstance(stamp.policy.get("config"), dict):
-        return "policy"
-    rows = stamp.report.get("state", [])
-    rows = rows if isinstance(rows, list) else [None]
-    if not all(isinstance(row, dict) and isinstance(row.get("input"), str) for row in rows):
-        return "report"
-    ranges = stamp.telemetry.get(ScaledValue.RANGES, {"every": 1})
-    every = ranges.get("every") if isinstance(ranges, dict) and len(ranges) == 1 else None
-    if type(every) is not int or not 1 <= every <= 2**24:
-        return "telemetry"
-    told = [("telemetry", stamp.telemetry.get(kind, [])) for kind in ("gradients", "activations")]
-    for field, names in (*told, ("in_place", stamp.in_place), ("accepted", stamp.accepted)):
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            return field
-    return None

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_writable_states
-from graphscale.analysis.report import Report, read_report
+from graphscale.analysis.report import Report
+from graphscale.analysis.report_reading import read_report
 from graphscale.errors import ModelFileError
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.inference import complete_types
-from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
-from graphscale.graph.stamp import is_scaled, read_stamp
+from graphscale.graph.original import ORIGINAL_KEY, record_original
+from graphscale.graph.restored import restore_original
+from graphscale.graph.stamp import is_scaled
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.lowering.bound_accumulation import BoundAccumulation
 from graphscale.lowering.bound_gradients import BoundGradients
 from graphscale.lowering.delay_update import DelayUpdate

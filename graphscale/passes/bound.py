@@ -14,7 +14,8 @@ from graphscale.passes.nodes.graph_scale import add_decision, add_rule, add_scal
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.passes.order_writes import OrderWrites
 from graphscale.passes.update_loss_scale import UpdateLossScale
-from graphscale.policy.loss_scale import LossScale, flatten
+from graphscale.policy.eager import flatten
+from graphscale.policy.loss_scale import LossScale
 from graphscale.policy.names import ScaledValue
 from graphscale.targets import Target, get_target
 

@@ -12,7 +12,6 @@ from graphscale.flow.outcome import is_reset
 from graphscale.graph.builder import Builder
 from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.types import dtype_of
-from graphscale.graph.walks import restore_order
 from graphscale.operators import writing_nodes
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.step_pass import StepPass, carry
@@ -59,6 +58,7 @@ class GuardUpdates(StepPass):
         if applies is not None and step.all_finite is not None:
             writers = writing_nodes(step.graph)
             if writers or step.accumulators:
+                from graphscale.graph.order import restore_order
                 from graphscale.passes.guard_in_place import guard_in_place  # few steps write in place
 
                 carried += guard_in_place(build, step.accumulators, writers, applies)

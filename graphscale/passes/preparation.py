@@ -12,7 +12,7 @@ from graphscale.graph.values import all_nodes, node_name
 from graphscale.operators import OPERATORS, PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
 from graphscale.step.understanding import understand
-from graphscale.targets import IN_ONNX_DOMAIN, Target, needs_training_build
+from graphscale.targets import IN_ONNX_DOMAIN, Target
 
 __all__ = ["needs_preparation", "prepare", "replace_training_ops"]
 
@@ -84,7 +84,11 @@ def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
     """
     by_operator = {} if target.in_place else {(node.domain, node.op_type): node for node in all_nodes(model.graph)}
     # The schemas of ONNX take longer to load than a small step takes to scale.
-    nodes = (node for key, node in by_operator.items() if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN)
+    nodes = [node for key, node in by_operator.items() if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN]
+    if not nodes:
+        return {}
+    from graphscale.operators.stock_kernels import needs_training_build
+
     if not any(map(needs_training_build, nodes)):
         return {}
     from graphscale.passes.lower_training_ops.lower_training_ops import LowerTrainingOps  # with all formulas

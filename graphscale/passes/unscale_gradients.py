@@ -82,7 +82,7 @@ def _find_sums(step: Step) -> tuple[ir.Value, ...]:
         attribute(node, "to", 0) == half for node in nodes if node.op_type == "Cast"
     ):
         return ()
-    from graphscale.analysis.narrow_sums import find_narrow_sums
+    from graphscale.analysis.past_gradients import find_narrow_sums
 
     policy = step.scale.policy
     falls = isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale < 1

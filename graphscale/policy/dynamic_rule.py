@@ -152,47 +152,6 @@ class DynamicRule:
                 return f"the {role.words} is {number:g}, out of the range from {least:g} to {most:g}"
         return None
 
-    def step(self, state: ScaleState, finite: bool) -> tuple[ScaleState, bool]:
-        """Adjust the scale to one step.
-
-        Returns:
-            the state for the next step, and whether the scale is stuck.
-        """
-        with np.errstate(over="ignore", under="ignore"):
-            return (self._good(state), False) if finite else self._bad(state)
-
-    def _good(self, state: ScaleState) -> ScaleState:
-        counted = state.good_steps + 1
-        if counted < self.steps_to_growth:
-            left = state.hysteresis_left if self.hysteresis_refill == "growth" else self.hysteresis
-            return ScaleState(state.loss_scale, counted, left)
-        grown = np.float32(self._dtype(state.loss_scale) * self._dtype(self.growth))
-        if self.max_loss_scale is not None:
-            grown = min(grown, np.float32(self.max_loss_scale))
-        return ScaleState(grown if np.isfinite(grown) else state.loss_scale, 0, self.hysteresis)
-
-    def _bad(self, state: ScaleState) -> tuple[ScaleState, bool]:
-        floor, bad_steps = np.float32(self.min_loss_scale), state.bad_steps + 1
-        lowers = state.hysteresis_left <= 1
-        stuck = lowers and bool(state.loss_scale <= floor)
-        if self.max_consecutive_skips is not None:
-            stuck = stuck or bad_steps >= self.max_consecutive_skips
-        if stuck and self.on_stuck == "reset":
-            return self.initial_state(), True
-        if not lowers:
-            left = state.hysteresis_left - 1
-            return ScaleState(state.loss_scale, self.good_steps_at_start, left, bad_steps), stuck
-        if self.backoff_factor is None:
-            lowered = np.float32(self._dtype(state.loss_scale) / self._dtype(self.multiplier))
-        else:
-            lowered = np.float32(self._dtype(state.loss_scale) * self._dtype(self.backoff_factor))
-        left = self.hysteresis if self.hysteresis_refill == "decrease" else state.hysteresis_left
-        return ScaleState(max(lowered, floor), self.good_steps_at_start, left, bad_steps), stuck
-
-    @property
-    def _dtype(self) -> type[np.float32 | np.float64]:
-        return np.float64 if self.arithmetic == "float64" else np.float32
-
 
 def check_number(
     name: str, value: Any, *, minimum: float = -math.inf, above: float = -math.inf, below: float = math.inf

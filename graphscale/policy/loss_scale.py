@@ -12,10 +12,9 @@ import dataclasses
 import importlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import ml_dtypes
 import numpy as np
 
 from graphscale.errors import InvalidLossScaleError
@@ -24,7 +23,7 @@ from graphscale.policy.dynamic_rule import DynamicRule, check_number
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", "flatten", "get", "get_policy"]
+__all__ = ["DynamicLossScale", "FixedLossScale", "GraphLossScale", "LossScale", "get", "get_policy"]
 
 
 class GraphLossScale(Protocol):
@@ -222,8 +221,10 @@ class DynamicLossScale(LossScale):
 
     def update(self, grads: Any) -> tuple[None, bool]:
         """Adjust the loss scale to gradients, finite or not; no gradients count as finite."""
-        finite = all(_is_all_finite(gradient) for gradient in flatten(grads))
-        self.state, self.stuck = self.rule.step(self.state, finite)
+        from graphscale.policy.eager import are_finite, next_state  # graphs have the rule as nodes
+
+        finite = are_finite(grads)
+        self.state, self.stuck = next_state(self.rule, self.state, finite)
         return None, finite or (self.stuck and self.rule.on_stuck == "accept")
 
     def get_config(self) -> dict[str, Any]:
@@ -290,26 +291,3 @@ def _from_config(identifier: Mapping[str, Any]) -> LossScale:
             f"got {dict(identifier)!r}"
         )
     return classes[str(name)].from_config(config)
-
-
-def flatten(grads: Any) -> Iterator[Any]:
-    """Yield the gradients in nested sequences and mappings, without None."""
-    if grads is None:
-        return
-    if isinstance(grads, Mapping):
-        grads = list(grads.values())
-    if isinstance(grads, Sequence) and not isinstance(grads, str | bytes):
-        for item in grads:
-            yield from flatten(item)
-    else:
-        yield grads
-
-
-def _is_all_finite(gradient: Any) -> bool:
-    array = np.asarray(gradient)
-    if not (np.issubdtype(array.dtype, np.floating) or array.dtype in _ML_FLOATS):
-        raise TypeError(f"a gradient must be an array of a floating-point dtype; got {array.dtype}")
-    return bool(np.isfinite(array).all())
-
-
-_ML_FLOATS = {np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -98,6 +99,7 @@ def _read(source: int, end: float) -> bytes:
 def _answer(sink: int, function: str, arguments: tuple[Any, ...], seconds: int, memory: int) -> NoReturn:
     """Call the function, write its result as a line of JSON, and end this process."""
     code = 1
+    gc.freeze()  # a session of the caller has its threads in that process alone: to collect it here would crash
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         nowhere = os.open(os.devnull, os.O_RDWR)

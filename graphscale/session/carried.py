@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphscale.errors import SessionError, one_line, reporting, suggest
 from graphscale.files.tensor_files import Arrays, to_native
 from graphscale.graph.stamp import Stamp
+from graphscale.graph.stamp_reading import find_wrong_number
 from graphscale.session.interface import InputSpec
 
 __all__ = ["CarriedState", "Device", "check_state", "first_values", "read_values"]
@@ -132,7 +133,7 @@ def first_values(
             "(graphscale train: --state FILE.npz)"
         )
     first = {name: arrays[name] if name in arrays else read_values(initializers[name]) for name in specs}
-    if (fault := stamp.find_wrong_number(first)) is not None:
+    if (fault := find_wrong_number(stamp, first)) is not None:
         raise SessionError(f"the values in the model: {fault}")
     return first
 
@@ -163,7 +164,7 @@ def check_state(
     missing = [name for name in specs if name not in arrays]
     if missing and complete:
         raise SessionError(f"{source} lacks the state {missing[0]!r}; it is of another graph")
-    if (fault := stamp.find_wrong_number(arrays)) is not None:
+    if (fault := find_wrong_number(stamp, arrays)) is not None:
         raise SessionError(f"{source}: {fault}")
     return arrays
 

@@ -10,7 +10,8 @@ from graphscale.analysis.hazards import find_in_place_writes
 from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY
 from graphscale.errors import InvalidLossScaleError, ModelFileError, one_line
 from graphscale.graph.marks import CHECK_FINITE, DELAY_UPDATE, PASS_KEY, UNSCALE_GRADIENTS
-from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.stamp import Stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import Use, is_source, operand_at, uses_of, values_by_name
 from graphscale.operators import Trait, nodes_with
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from graphscale.analysis import proof
 from graphscale.analysis.report import Report
 from graphscale.analysis.roles.role_table import Role
 from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import Update
+from graphscale.errors import ProofError
 from graphscale.graph.builder import Editor
 from graphscale.graph.stamp import Stamp
+from graphscale.graph.values import node_name
 from graphscale.policy.loss_scale import FixedLossScale, LossScale
 from graphscale.policy.names import Kind, ScaledValue
+from graphscale.process.stages import report_stage
 from graphscale.targets import Target
 
 __all__ = ["Carried", "Quotient", "Scale", "Step"]
@@ -189,6 +193,32 @@ class Step(TrainingGraph):
     def metrics(self) -> tuple[ir.Value, ...]:
         """The outputs that are metrics."""
         return tuple(value for value, each in self.roles.outputs.items() if each.role is Role.METRIC)
+
+    def prove(self, rule_nodes: frozenset[ir.Node]) -> None:
+        """Prove the graph, after all passes.
+
+        Args:
+            rule_nodes: the nodes that give the next loss scale, or order writes.
+
+        Raises:
+            ProofError: the graph is wrong.
+        """
+        report_stage("proving the new graph")
+        degrees = proof.prove(
+            self.graph,
+            self.scale.value,
+            self.loss,
+            guarded={carried.next: carried.input for carried in self.carried if carried.guarded},
+            checked=self.checked,
+            all_finite=self.all_finite,
+            applies=self.guard,
+            exempt=self.exposed,
+            rule_nodes=rule_nodes,
+        )
+        covered = {node_name(node) for node in self.coverage.nodes} - {node_name(n) for n in self.coverage.missed}
+        lacking = covered.difference(proof.scaled_contractions(self.graph, degrees))
+        if lacking:
+            raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
 
     def _inputs(self, role: Role) -> tuple[ir.Value, ...]:
         return tuple(value for value, each in self.roles.inputs.items() if each.role is role)

@@ -18,7 +18,7 @@ from graphscale.errors import TrainingError
 from graphscale.files import model_files, writing
 from graphscale.files.reading import read_file
 from graphscale.files.tensor_files import read_npz
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.process.stages import report_stage
 from graphscale.session import Session
 from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_feeds

@@ -11,6 +11,8 @@ from tests.analysis.optimizers import NEXT, NUMBERS, SGD
 from tests.analysis.recurrent import recurrent_step
 from tests.build import BACKWARD, FORWARD, assert_same_step, feeds_for, parse, step
 
+pytestmark = pytest.mark.static
+
 
 def choice(result: str, then: str, otherwise: str, shape: str = "float[8,5]", flag: str = "flag") -> str:
     """`result` computed by the nodes of either branch, and each calls it `out`."""

@@ -12,6 +12,8 @@ from tests.analysis.test_several_losses import losses_of
 from tests.build import assert_same_step, listed, step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 
 def actor_step(more: str = "") -> onnx.ModelProto:
     """A critic `w` and its actor `k`, whose loss is computed by the critic's next weights; `value` is a mean."""

@@ -9,6 +9,8 @@ import graphscale as gs
 from tests.build import assert_same_step, listed, parse
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 SGD = "w_next = w - dw * rate"
 AVERAGE = "m_next = m * beta + dw * rate"
 # The states beside the weight, and the update.

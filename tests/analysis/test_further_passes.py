@@ -9,6 +9,8 @@ from graphscale.errors import NonlinearGradientError
 from tests.build import assert_same_step, listed, step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 NUMBERS = "float rate = {0.1}, float epsilon = {1e-6}, float half = {0.5}, float beta = {0.9}"
 NEXT = "float[4,5] w1_next, float[5,3] w2_next"
 MOVED = "v1 = w1 - dw1 * rate; v2 = w2 - dw2 * rate;"

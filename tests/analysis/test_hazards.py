@@ -92,6 +92,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, name: str, level: Leve
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.cover(4)
 @pytest.mark.full
 @pytest.mark.training
 @each_level
@@ -113,6 +114,7 @@ def test_weights_in_place_take_the_same_way_as_weights_fed_back(
     assert min(losses) < 0.95 * losses[0]
 
 
+@pytest.mark.cover(4)
 @pytest.mark.sample(3)
 @pytest.mark.training
 @each_level

@@ -11,6 +11,8 @@ from tests.analysis.roles.steps import roles_of, states, update_step
 from tests.build import BACKWARD, FORWARD, LINEAR, assert_same_step, linear_step, listed, step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 FOUND = "the scalar output that the backward pass differentiates"
 SAME = "the likeliest one, and each other one leads to the same scaled graph"
 GRADIENTS = "float[4,5] dw1, float[5,3] dw2"

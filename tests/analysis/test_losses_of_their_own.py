@@ -14,7 +14,7 @@ from tests.build import assert_same_step, feeds_for, listed, parse
 from tests.conftest import with_initializers
 from tests.expressions import nodes
 
-pytestmark = pytest.mark.sample(1)
+pytestmark = [pytest.mark.static, pytest.mark.sample(1)]
 
 FORWARD = """
     made = Tanh(z @ g); real = Tanh(x @ v); fake = Tanh(made @ v); r = real @ c; f = fake @ c

@@ -12,6 +12,8 @@ from tests.analysis.optimizers import ADAM, MOMENTS, NEXT, NEXT_MOMENTS, NUMBERS
 from tests.build import parse, step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 METRICS = {
     "accuracy": nodes("metric = ReduceMean(Cast(Equal(ArgMax(y, axis=1), ArgMax(t, axis=1)), to=1), keepdims=0)"),
     "mean-error": nodes("metric = ReduceMean(Abs(d), keepdims=0)"),

@@ -11,8 +11,8 @@ import pytest
 from graphscale.analysis.topology import Topology
 from graphscale.errors import ModelFileError
 from graphscale.graph.numbering import Numbering, ValueSet
+from graphscale.graph.order import check_order
 from graphscale.graph.values import operands_of
-from graphscale.graph.walks import check_order
 
 pytestmark = pytest.mark.static
 

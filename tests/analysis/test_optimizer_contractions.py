@@ -11,6 +11,8 @@ from models.zoo import pack, trial
 from tests.build import assert_same_step, listed, step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 NUMBERS = "float half = {0.5}, float rate = {0.1}, float beta = {0.9}, float epsilon = {1e-6}, float more = {1.5}"
 NEXT = "float[4,5] w1_next, float[5,3] w2_next"
 SGD = "w1_next = w1 - rate * dw1; w2_next = w2 - rate * dw2;"

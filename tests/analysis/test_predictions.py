@@ -9,6 +9,8 @@ from tests.analysis.roles.steps import roles_of
 from tests.build import assert_same_step, linear_step, numbers, ramp, step
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 HEADS = {
     "a product with an activation": "p = y @ back",
     "a function of one": "p = Tanh(y @ back)",

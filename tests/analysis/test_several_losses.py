@@ -12,6 +12,8 @@ from graphscale.errors import NonlinearGradientError
 from tests.build import assert_same_step, listed, parse
 from tests.expressions import nodes
 
+pytestmark = pytest.mark.static
+
 SHAPES = {"w": "4,5", "u": "5,3", "v": "4,6", "s": "6,3", "z": "3,3"}
 LAST = "w_next = w - (pa + pb) * rate; u_next = u - (qa + qb) * rate"
 

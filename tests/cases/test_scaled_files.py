@@ -8,6 +8,8 @@ import pytest
 import graphscale as gs
 from tests.cases.steps import FOLDER, read
 
+pytestmark = pytest.mark.static
+
 NAMES = sorted(path.stem for path in (FOLDER / "scaled").glob("*.onnx"))
 
 

@@ -22,6 +22,8 @@ from tests.cli.command import graphscale
 from tests.cli.hostile import FILE, HOSTILE, fill
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.static
+
 MODEL, SCALED, OUT = f"{FILE}model.onnx", f"{FILE}scaled.onnx", f"{FILE}out.onnx"
 PAGE, PICTURE = f"{FILE}out.html", f"{FILE}out.svg"
 CHECK = ("--check-gradients", "--dim", f"{HOSTILE}=8")

@@ -23,6 +23,8 @@ from tests.build import feeds_for
 from tests.cli.bad_graphs import sgd
 from tests.cli.command import contents
 
+pytestmark = pytest.mark.static
+
 PROGRAM = shlex.join([sys.executable, "-m", "graphscale"])
 
 

@@ -15,6 +15,8 @@ from tests.cli.command import contents, graphscale, graphscale_process
 from tests.conftest import MODELS, ROOT
 from tests.training.runs import DIGITS_COMMAND, make_digits
 
+pytestmark = pytest.mark.static
+
 ORIGINAL = MODELS / "pytorch" / "mlp_momentum.onnx"
 ARTIFACTS = MODELS / "ort" / "artifacts" / "digits_sgd"
 CALLS = {

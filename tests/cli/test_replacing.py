@@ -20,6 +20,8 @@ from tests.cli.test_streams import CALLS as WRITING
 from tests.cli.test_streams import made  # noqa: F401
 from tests.training.runs import DIGITS, DIGITS_COMMAND
 
+pytestmark = pytest.mark.static
+
 # Each command, with the file that it writes named last.
 CALLS: dict[str, tuple[object, ...]] = {
     **{

@@ -17,6 +17,8 @@ from tests.cli.command import graphscale
 from tests.cli.test_process import ARTIFACTS, ORIGINAL
 from tests.training.runs import DIGITS, DIGITS_COMMAND, make_digits
 
+pytestmark = pytest.mark.static
+
 CALLS = {
     "scale": ("scale", ORIGINAL, "-o", "out.onnx"),
     "inspect": ("inspect", "step.onnx"),

@@ -11,6 +11,8 @@ import graphscale as gs
 from tests.cli.command import contents, graphscale
 from tests.cli.wrong_uses import COMMANDS, PYTHON, Files, fill_folder
 
+pytestmark = pytest.mark.static
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

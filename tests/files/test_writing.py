@@ -17,6 +17,8 @@ import pytest
 from graphscale.errors import OutputError
 from graphscale.files import model_files, saving, writing
 
+pytestmark = pytest.mark.static
+
 NAMES = ["step.onnx", "step.onnx.data"]
 # The sizes of the weights: within the model, in a file that is copied as a whole, and in two files.
 SMALL, COPIED, TENSORS = (1,), (200, 200), (200, 200, 200)

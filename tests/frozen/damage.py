@@ -16,10 +16,9 @@ from benchmarks.edits.subjects import Subject, subjects
 from benchmarks.mutants import MEASURED, Mutant, judge, mutants
 from benchmarks.mutation import KINDS, SAME, Kind
 from benchmarks.mutation.scalings import MODELS, TARGETS, Scaled
+from tests.frozen.stored import Row, read_table
 
 __all__ = ["edit_keys", "edit_row", "mutant_keys", "mutant_row"]
-
-Row = dict[str, Any]
 
 _KINDS = {kind.name: kind for kind in (*KINDS, *SAME)}
 _EDITS = 300
@@ -33,9 +32,14 @@ def mutant_keys() -> list[str]:
 
 
 def mutant_row(key: str) -> Row:
-    """Return the verdicts on a mutant; nothing but a word where a kind has fewer sites."""
+    """Return the verdicts on a mutant; nothing but a word where a kind has fewer sites.
+
+    The graph of the committed row is tried first.
+    """
     name, _, number = key.rpartition(" ")
-    found = next(itertools.islice(_mutants_of(_KINDS[name]), int(number) - 1, None), None)
+    kind, known = _KINDS[name], read_table("mutants").get(key, {}).get("mutant")
+    tried = mutants(*([part] for part in known.partition(":")[0].split(", ", 1)), [kind], find=_scaled) if known else ()
+    found = next(iter(tried), None) or next(itertools.islice(_mutants_of(kind), int(number) - 1, None), None)
     if found is None:
         return {"mutant": None}
     mutant, original = found

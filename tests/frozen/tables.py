@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,12 +17,10 @@ from graphscale.targets import TARGETS
 from models.zoo import pack, trial
 from tests.frozen import damage
 from tests.frozen.digests import digest_of_json, digests, steady
+from tests.frozen.stored import FOLDER, Row
 
-__all__ = ["FOLDER", "TABLES", "Table", "read_table"]
+__all__ = ["TABLES", "Table"]
 
-Row = dict[str, Any]
-
-FOLDER = Path(__file__).parent
 MODELS = FOLDER.parents[1] / "models"
 _VARIANTS: dict[str, Mapping[str, Any]] = {"plain": {}, "float16": {"telemetry": True, "autocast": "float16"}}
 
@@ -41,14 +38,6 @@ class Table:
     group: str
     keys: Callable[[], list[str]]
     row: Callable[[str], Row]
-
-
-@functools.cache
-def read_table(name: str) -> dict[str, Row]:
-    """Return the committed rows of a table by their keys."""
-    lines = (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return {row.pop("key"): row for row in rows}
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

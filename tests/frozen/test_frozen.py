@@ -9,17 +9,20 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.frozen.tables import FOLDER, TABLES, read_table
+from benchmarks.mutation import KINDS
+from tests.frozen.stored import FOLDER, read_table
+from tests.frozen.tables import TABLES
 from tests.frozen.write import differences, make_row
 
 pytestmark = pytest.mark.static
 
 
 def rows_of(name: str, some: int) -> Callable[[Callable[[str], None]], Callable[[str], None]]:
-    """Give a test the keys of a table, some of them in the quick tier."""
+    """Give a test the keys of a table, some of them in the quick tier; those alone that have a mutant."""
+    keys = [key for key, row in read_table(name).items() if row.get("mutant", "") is not None]
 
     def mark(test: Callable[[str], None]) -> Callable[[str], None]:
-        return pytest.mark.sample(some)(pytest.mark.parametrize("key", read_table(name))(test))
+        return pytest.mark.sample(some)(pytest.mark.parametrize("key", keys)(test))
 
     return mark
 
@@ -77,6 +80,15 @@ def test_scaled_models_are_clean() -> None:
         codes == ({"GS608"} if "mlp_float16" in key and "refused" not in row else set())
         for (key, row), codes in zip(rows, noticed.values(), strict=True)
     )
+
+
+def test_verify_notices_each_mutant() -> None:
+    """Without the help of lint; there is a mutant of each kind of damage."""
+    rows = read_table("mutants")
+    assert all(rows[f"{kind.name} 1"]["mutant"] is not None for kind in KINDS)
+    harmful = [row for row in rows.values() if row["mutant"] is not None and not row["harmless"]]
+    assert len(harmful) > 500
+    assert not [row for row in harmful if row["accepted"] or not {"match", "refused"} & {*row["by"]}]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -17,7 +17,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from tests.frozen.tables import FOLDER, TABLES, Row, read_table
+from tests.frozen.stored import FOLDER, Row, read_table
+from tests.frozen.tables import TABLES
 
 __all__ = ["differences", "make_row"]
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.static
 
 TIMES = int(os.environ.get("GRAPHSCALE_FUZZ_TIMES", "1"))
 # Files of each part; there are PARTS parts of each command, so that several processes can share the work.
-FILES, PARTS = 85, 8
+FILES, PARTS = 45, 8
 HAS_LINT = importlib.util.find_spec("graphscale.cli.lint") is not None
 
 Damage = Callable[[onnx.ModelProto, onnx.ModelProto, random.Random], bytes]

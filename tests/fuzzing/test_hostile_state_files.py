@@ -15,6 +15,8 @@ from tests.cli.command import refuse
 from tests.conftest import assert_all_same_bits
 from tests.training.runs import checkpoints, make_digits, options, read_checkpoint, train
 
+pytestmark = pytest.mark.static
+
 QUICK = 40  # the quick tier tries one case in so many
 
 

@@ -15,7 +15,8 @@ import pytest
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
-from graphscale.graph.original import ORIGINAL_KEY, record_original, restore_original
+from graphscale.graph.original import ORIGINAL_KEY, record_original
+from graphscale.graph.restored import restore_original
 from tests.build import step
 from tests.conftest import MODELS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -154,18 +155,21 @@ def test_models(name: str) -> None:
     path = load_example(name).path
     model = gs.scale(path, target="ort-cpu").model
     own = {finding.code for finding in gs.lint(path).findings}
-    assert [f for f in gs.lint(model).findings if f.severity != "note" and f.code not in own] == []
+    found = {finding.code for finding in gs.lint(model).findings if finding.severity != "note"}
+    # Its gradients leave in float16.
+    assert found - own == ({"GS608"} if name == "pytorch/mlp_float16" else set())
     # Stock ONNX Runtime has none of the operators of the others.
     assert gs.verify(path, model, runs=int(HAS_TRAINING or not name.startswith("ort/"))).ok
 
 
 OWN = [kind for kind in KINDS if kind.damage.__module__ == lowered.__name__]
+_scaled = functools.cache(Scaled)
 
 
 @pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.name)
 def test_lint_notices_damage(kind: Kind) -> None:
-    found = [mutant for mutant, _ in mutants([*WIDE, "pytorch/mlp_momentum"], ["ort-cpu"], [kind], find=Scaled)]
+    found = [mutant for mutant, _ in mutants([*WIDE, "pytorch/mlp_momentum"], ["ort-cpu"], [kind], find=_scaled)]
     assert found
     assert all("GS503" in {finding.code for finding in gs.lint(mutant.damaged).findings} for mutant in found)

@@ -65,6 +65,7 @@ def test_the_first_value_is_the_one_of_numpy(target: str, form: str) -> None:
     assert {name for _, name in seen} >= {"x", "w1", "w2", "t", "h", "square"}
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_activations_change_nothing_else(name: str, target: str) -> None:

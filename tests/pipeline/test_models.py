@@ -105,11 +105,14 @@ def is_valid_onnx(model: onnx.ModelProto) -> bool:
     return True
 
 
+@pytest.mark.static
 def test_most_graphs_are_valid_onnx() -> None:
     valid = [name for name in MODEL_NAMES if is_valid_onnx(load_example(name).model())]
     assert len(valid) > 0.8 * len(MODEL_NAMES)
 
 
+@pytest.mark.static
+@pytest.mark.cover(1)
 @pytest.mark.full
 @pytest.mark.parametrize("loss_scale", [1024, "dynamic"])
 def test_versions_are_kept(example: Example, loss_scale: str | float) -> None:
@@ -224,6 +227,7 @@ def in_use(example: Example) -> Arrays:
     return feeds
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 @pytest.mark.parametrize("level", [Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL], ids=["plain", "optimized"])
@@ -262,6 +266,7 @@ def test_an_overflow_changes_nothing_and_the_next_step_proceeds(
         assert_all_same_bits(left, expected_left)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.static
 @pytest.mark.parametrize("kept", ["names", "marks"])
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])

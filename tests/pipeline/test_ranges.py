@@ -64,6 +64,7 @@ def run_both_forms(
     return results, outputs
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_ranges_change_nothing_else(name: str, target: str) -> None:

@@ -48,6 +48,7 @@ def assert_strips(rewritten: ir.Model | onnx.ModelProto, original: ir.Model | on
     assert serialized(gs.strip(onnx.ModelProto.FromString(before))) == serialized(original)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)

@@ -70,6 +70,7 @@ def test_what_a_step_tells_is_what_numpy_finds(target: str, opset: int) -> None:
     assert len(causes) == 5  # NaN and infinity in either, and none
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_telemetry_changes_nothing_else(name: str, target: str) -> None:

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from graphscale.policy.dynamic_rule import DynamicRule
+from graphscale.policy.eager import next_state
+
+pytestmark = pytest.mark.static
 
 RULE = DynamicRule(min_loss_scale=0.5, max_loss_scale=2.0**20, hysteresis=3, increment_period=10)
 
@@ -38,5 +41,5 @@ def test_a_scale_without_a_floor_is_above_zero() -> None:
 def test_every_state_that_a_rule_reaches_is_inside() -> None:
     state, random = RULE.initial_state(), np.random.default_rng(0)
     for finite in random.uniform(size=500) < 0.8:
-        state, _ = RULE.step(state, bool(finite))
+        state, _ = next_state(RULE, state, bool(finite))
         assert RULE.find_fault(state) is None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import onnxruntime as ort
 import pytest
 
 from graphscale.process.child import ChildError, call_in_child
+from tests.conftest import MODELS
 
 
 def echo(value: Any) -> Any:
@@ -27,7 +32,32 @@ def fill() -> int:
     return len(bytearray(2**31))
 
 
+def collect() -> int:
+    return gc.collect() and 1
+
+
+@contextlib.contextmanager
+def left_session() -> Iterator[None]:
+    """Leave a session of ONNX Runtime, with threads, to the collector, which does not run in this process."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 4
+    gc.disable()
+    circle: list[object] = [ort.InferenceSession(MODELS / "jax/mlp.onnx", options, providers=["CPUExecutionProvider"])]
+    circle.append(circle)
+    del circle
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 HERE = "tests.process.test_child"
+
+
+def test_a_session_of_the_caller_is_not_collected_in_the_child() -> None:
+    """Its threads are not there."""
+    with left_session():
+        assert call_in_child(f"{HERE}:collect", seconds=5, memory=2**28) in (0, 1)
 
 
 def test_a_call_in_a_child() -> None:

@@ -6,7 +6,11 @@ import re
 import tomllib
 from collections import Counter
 
+import pytest
+
 from tests.conftest import ROOT
+
+pytestmark = pytest.mark.static
 
 PACKAGE = ROOT / "graphscale"
 

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from tests.random_cases import run_random_cases
-from tests.tiers import DEFAULT_SELECTION, cases_of_other_shares, mark_tiers, read_share, select_named_tests
+from tests.tiers import (
+    DEFAULT_SELECTION,
+    cases_beside_the_cover,
+    cases_of_other_shares,
+    mark_tiers,
+    read_share,
+    select_named_tests,
+)
+
+pytestmark = pytest.mark.static
 
 
 class Case:
@@ -67,6 +76,18 @@ def test_the_sample_of_a_test_has_every_value(letter: str, number: int, request:
         assert len({params[name] for params in chosen}) == len(chosen)
 
 
+def test_a_cover_has_every_value_as_often_as_it_is_asked_to_and_many_pairs() -> None:
+    cases = [Case(2, model=i, target=j, level=k) for i, j, k in itertools.product(range(6), range(2), range(4))]
+    for case in cases:
+        case.add_marker(pytest.mark.cover(2))
+    left_out = {id(case) for case in cases_beside_the_cover(cases)}  # type: ignore[arg-type]
+    kept = [case.callspec.params for case in cases if id(case) not in left_out]
+    assert len(kept) <= 16
+    for name, count in (("model", 6), ("target", 2), ("level", 4)):
+        assert all(sum(params[name] == value for params in kept) >= 2 for value in range(count))
+    assert len({(params["model"], params["target"]) for params in kept}) == 12
+
+
 def full_cases(number: int, count: int, *others: str) -> list[dict[str, int]]:
     """The cases that one share has of a test of 46 cases in the full tier, and of two in the quick one."""
     cases = [Case(2, model=i, target=j, level=k) for i, j, k in itertools.product(range(6), range(2), range(4))]
@@ -86,9 +107,14 @@ def test_each_case_is_in_one_share_and_the_first_ones_have_every_value() -> None
         assert [len({case[name] for case in share}) for share in shares[:2]] == [values, values]
 
 
-def test_every_share_has_all_cases_of_a_small_test() -> None:
-    assert [len(full_cases(number, 46)) for number in (1, 2, 46)] == [46] * 3
-    assert [len(full_cases(number, 45)) for number in (1, 2, 45)] == [2, 1, 1]
+def test_the_cases_of_small_tests_are_cut_together() -> None:
+    cases = [Case(9, model=i, target=j) for i, j in itertools.product(range(6), range(2))]
+    for case in cases:
+        case.originalname = f"test{case.callspec.params['model']}"
+        case.add_marker(pytest.mark.full)
+    left_out = [cases_of_other_shares(cases, number, 3) for number in (1, 2, 3)]  # type: ignore[arg-type]
+    assert [len(others) for others in left_out] == [8, 8, 8]
+    assert not set.intersection(*({id(case) for case in others} for others in left_out))
 
 
 def test_every_share_has_all_cases_of_a_test_that_asks_for_it() -> None:

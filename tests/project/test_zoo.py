@@ -17,6 +17,8 @@ from models.zoo import export, pack, reform, shown, styles, trial
 from models.zoo.steps import STYLES, Style, Truth, is_aside
 from tests.analysis.roles.steps import update_step
 
+pytestmark = pytest.mark.static
+
 MODELS = Path("models/pytorch")
 TRUTH = Truth("k", "e", ["loss"], [], [], {"w_next": "w"}, [], ["x"], ["rate"], [])
 

@@ -10,7 +10,7 @@ from graphscale.analysis.roles.answers import roles_file
 from graphscale.errors import LossError, UnsupportedModelError
 from models.zoo import pack
 from models.zoo.steps import is_aside
-from tests.frozen.tables import read_table
+from tests.frozen.stored import read_table
 
 NAMES = pack.names()
 # `tests/frozen` has the outcome of each, and fails where one differs.

@@ -11,6 +11,8 @@ from graphscale.errors import TrainingError
 from graphscale.replicas.replica_world import Share, map_npz
 from graphscale.training.data import Batches, Data
 
+pytestmark = pytest.mark.static
+
 
 def data(samples: int, fixed: int | None = None) -> Data:
     rng = np.random.default_rng(3)

@@ -42,6 +42,7 @@ def test_all_ways_are_tried() -> None:
     assert set(WAYS) == {*CODES, *LEAVES, *RAISES}
 
 
+@pytest.mark.cover(3)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("count", "victim"), [(2, 1), (3, 0)])
 @pytest.mark.parametrize("way", WAYS)

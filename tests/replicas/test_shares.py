@@ -12,6 +12,8 @@ from graphscale.replicas.shares import Shares, share_out, trust_replicas
 from graphscale.replicas.splitting import Halves, cut_halves, open_step
 from tests.replicas.steps import DIGITS, STEPS, scaled
 
+pytestmark = pytest.mark.static
+
 
 def shares(name: str, size: int) -> tuple[Halves, Shares]:
     model, _ = open_step(scaled(name).model)

@@ -50,11 +50,6 @@ def source(folder: Path, frozen: bool) -> Path:
     return path
 
 
-def save_scaled(source: Path, target: str, path: Path) -> Path:
-    gs.scale(source, target=target).save(path)
-    return path
-
-
 def as_path(source: Path, target: str, folder: Path) -> Path:
     path = source.with_name("scaled.onnx")
     gs.scale(source, target=target).save(path)

@@ -21,6 +21,8 @@ from graphscale.training.batch_feeds import check_fed, find_rate_input, parse_fe
 from graphscale.training.data import Batches, Data, load_arrays
 from tests.conftest import assert_all_same_bits
 
+pytestmark = pytest.mark.static
+
 FREE = {
     "x": InputSpec(np.dtype(np.float32), ("batch", 3)),
     "label": InputSpec(np.dtype(np.int64), ("batch",)),

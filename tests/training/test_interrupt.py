@@ -28,6 +28,8 @@ from tests.training.runs import (
     wait_for,
 )
 
+pytestmark = pytest.mark.static
+
 LONG = (*DIGITS_COMMAND, "--epochs", "40", "--checkpoint-dir", "kept", "--checkpoint-every", "100")
 TOTAL = 40 * 19
 

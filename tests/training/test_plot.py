@@ -15,6 +15,8 @@ from graphscale.errors import TrainingError
 from graphscale.training.record import StepRecord
 from graphscale.training.run_plot import Curve, _figure, draw
 
+pytestmark = pytest.mark.static
+
 image = pytest.importorskip("matplotlib.image", reason="draws with matplotlib")
 
 BLUE, GREEN, ORANGE = "#2f6db5", "#2c8a57", "#d97a1a"

@@ -14,6 +14,8 @@ from graphscale.training.record import StepRecord
 from graphscale.training.schedules import LearningRate
 from tests.training.runs import DIGITS, make_digits, options, train
 
+pytestmark = pytest.mark.static
+
 
 @pytest.mark.full
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from graphscale.errors import TrainingError
 from graphscale.training.schedules import SCHEDULES, LearningRate
 
+pytestmark = pytest.mark.static
+
 NEEDED: dict[str, dict[str, Any]] = {"step": {"decay_steps": 3}, "exponential": {"decay_steps": 3}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import shutil
 import signal
@@ -20,10 +21,11 @@ from fuzz.hostile.runner import Category, Tally, try_many
 from graphscale.cli import COMMANDS, load_command, protection, show
 from graphscale.files import external_data
 from graphscale.process import streams
+from tests.process.test_child import left_session
 
 pytestmark = pytest.mark.static
 
-TRIES = {"disclosure": 90, "terminal": 90, "bombs": 39, "slow": 8, "tracebacks": 88, "loss": 25, "state": 60}
+TRIES = {"disclosure": 45, "terminal": 45, "bombs": 28, "slow": 8, "tracebacks": 44, "loss": 15, "state": 30}
 
 
 def runnable(category: Category) -> Category:
@@ -140,6 +142,13 @@ def say(text: str) -> Callable[[], None]:
 def test_the_limits_are_noticed(prepare: Callable[[], None], fault: str, tmp_path: Path) -> None:
     found = processes.hold(["scale", "missing.onnx", "-o", "out.onnx"], tmp_path, prepare=prepare)
     assert found is not None and fault in found
+
+
+def test_a_session_that_nobody_holds_does_not_end_a_command(tmp_path: Path) -> None:
+    """Its threads are in this process alone."""
+    words = ["scale", "missing.onnx", "-o", "out.onnx"]
+    with left_session():
+        assert processes.hold(words, tmp_path, codes=(2,), prepare=lambda: gc.collect() and None) is None
 
 
 def test_a_refusal_keeps_the_promise(tmp_path: Path) -> None:

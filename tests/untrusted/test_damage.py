@@ -96,6 +96,7 @@ GARBAGE += ('{"state": 5}', '{"state": [1]}', '{"state": [{}]}')
 
 
 @pytest.mark.full
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("key", ["report", "names", "state", "policy", "telemetry", "original", "target", "version"])
 @pytest.mark.parametrize("call", sorted({call for call, _ in bench.calls_on("step.onnx")}))
 def test_garbage_in_metadata(call: str, key: str, folder: Path) -> None:

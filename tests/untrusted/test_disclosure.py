@@ -21,7 +21,7 @@ from tests.cli.test_external_data import FEEDS, STEP, WEIGHTS
 from tests.conftest import run_once
 from tests.ort.artifacts.training_session import FOLDERS
 
-pytestmark = pytest.mark.sample(4)
+pytestmark = [pytest.mark.static, pytest.mark.sample(4)]
 
 SECRET = np.random.default_rng(7).standard_normal((32, 48)).astype(np.float32)
 TO_FILE = ["model/step.onnx", "-o", "out.onnx"]

@@ -228,7 +228,6 @@ class Table:
         return self._rows[output][value]
 
 
-_COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
 _Found = Iterator[tuple[ir.Value, Evidence]]
 _Finder = Callable[[Facts, Gradients, ir.Value], _Found]
 
@@ -286,8 +285,7 @@ def _compared(facts: Facts, gradients: Gradients, output: ir.Value) -> _Found:
         for value in gradients.met(output):
             yield value, Evidence(Strength.PLAIN, "the gradient that the next step compares with its own")
     is_number = is_scalar(output) and is_float(output) and not output.shape
-    readers = {node for view in facts.views(output) for node in facts.topology.consumers(view)} if is_number else ()
-    for node in (each for each in readers if each.op_type in _COMPARING):
+    for node in (each for view in facts.views(output) for each in facts.comparing(view)) if is_number else ():
         for other in map(facts.copied_input, inputs_of(node)):
             if other is not None and facts.is_ignored(other):
                 yield other, Evidence(Strength.DEPENDS, "the number that the next step compares with its own")
@@ -335,8 +333,10 @@ def possibilities(facts: Facts, output: ir.Value) -> Row:
 
 def _without_stored(facts: Facts, row: Row) -> Row:
     """Leave out initializers no stronger than an input, where weights are inputs, as all states then are."""
+    if facts.stores_weights:
+        return row
     least = max((each.strength for v, each in row.items() if v.is_graph_input()), default=None)
-    if facts.stores_weights or least is None:
+    if least is None:
         return row
     return {value: each for value, each in row.items() if value.is_graph_input() or each.strength > least}
 

@@ -28,6 +28,7 @@ from graphscale.operators import Trait, has_trait
 __all__ = ["VIEWS", "Dependence", "Facts"]
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
+_COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
 
 
@@ -54,10 +55,12 @@ class Facts:
         self._shares = shares(self.factors)
         self.sources = sources = {*self.graph.inputs, *self.graph.initializers.values()}
         self.held = functools.cache(functools.partial(self._find_held, self.factors))
-        self.held_firmly = functools.cache(functools.partial(self._find_held, known_factors(self.factors.origins)))
+        self.held_firmly = functools.cache(self._find_held_firmly)
+        self._known = known_factors(self.factors.origins)
         possible = possible_factors(self.factors)
         self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
         self.takes_gradient = functools.cache(self._takes_gradient)
+        self.comparing = functools.cache(self._comparing)  # many outputs are views of one value
         self.holders = tuple(dict.fromkeys((*self.graph.inputs, *self._stored())))
         self.outputs = tuple(dict.fromkeys(self.graph.outputs))
         self._holders, self._gradients = ByType(self.holders), ByType(plan.unscaled)
@@ -80,6 +83,10 @@ class Facts:
     def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
         held = find_coefficients(output, self.sources, factors, _HANDS_ON)
         return {value: c for value, c in held.items() if not self.is_number(value)}
+
+    def _find_held_firmly(self, output: ir.Value) -> Mapping[ir.Value, float]:
+        held = self.held(output)
+        return held if self.factors.is_certain else self._find_held(self._known, output)
 
     def is_number(self, value: ir.Value) -> bool:
         """Return whether an initializer is filled with one number, and so no weight or moment."""
@@ -123,6 +130,10 @@ class Facts:
         """Return the input or initializer behind an output that is a view, else None."""
         source = source_by_trait(output, VIEWS)
         return source if source.producer() is None else None
+
+    def _comparing(self, value: ir.Value) -> list[ir.Node]:
+        """Return the readers of a value that compare it with another one."""
+        return [node for node in self.topology.consumers(value) if node.op_type in _COMPARING]
 
     def has_gradient(self, value: ir.Value) -> bool:
         """Return whether a value is a weight: the loss reads it, and the graph has a gradient of its type."""

@@ -7,7 +7,6 @@ propose pairs and raise doubts, and complete names leave the pairs to eliminatio
 from __future__ import annotations
 
 import bisect
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -76,9 +75,10 @@ class _Neighbours:
             place = bisect.bisect(names, new)
             for old in names[max(place - _MOST_NEAR, 0) : place + _MOST_NEAR]:
                 stem = common_start(old, new)
+                if not any(map(str.isalpha, stem)):
+                    continue
                 before, after = ("".join(words[len(stem) :][::order]) for words in (old, new))
-                is_number = before.isdigit() or after.isdigit()
-                if any(map(str.isalpha, stem)) and not is_number and (before or after):
+                if (before or after) and not (before.isdigit() or after.isdigit()):
                     yield (before, after, "", "") if order < 0 else ("", "", before, after)
 
     def _sorted(self, output: ir.Value, order: int) -> list[list[str]]:
@@ -103,4 +103,9 @@ def words_of(name: str) -> list[str]:
 
 def common_start(one: list[str], other: list[str]) -> list[str]:
     """Return the common first words of two names."""
-    return [word for word, same in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+    length = 0
+    for word, same in zip(one, other, strict=False):
+        if word != same:
+            break
+        length += 1
+    return one[:length]

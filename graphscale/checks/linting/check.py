@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from itertools import permutations
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.view import View, nearest_above
+from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import is_comparison, update_signal
-from graphscale.flow.survival import Effect, Loss, survival_at
-from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_tensor, reads_shape, subgraphs
+from graphscale.flow.showing import Coverage, Effects, shown_kinds, union
+from graphscale.flow.survival import Loss
+from graphscale.graph.values import captured_values, constant_number, inputs_of, reads_shape, subgraphs
 from graphscale.graph.walks import is_contradiction, reach, source_by_trait
-from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait, nodes_with, survival_of
+from graphscale.operators import KINDS, Fate, Trait, has_trait, nodes_with, survival_of
 
-__all__ = ["INFINITY", "Check", "Coverage", "find_flag", "is_empty", "is_hiding"]
+__all__ = ["INFINITY", "Check", "find_flag", "is_hiding"]
 
-_TRUE_FOR_FINITE = {"IsAllFinite", "IsFinite", "Less", "LessOrEqual"}
-_FALSE_FOR_FINITE = {"IsNaN", "IsInf", "Greater", "GreaterOrEqual"}
+# The tests that are true for finite numbers, and those that are false.
+_TRUE = {"IsAllFinite", "IsFinite", "Less", "LessOrEqual"}
+_FALSE = {"IsNaN", "IsInf", "Greater", "GreaterOrEqual"}
 INFINITY = Fate.PLUS | Fate.MINUS
 _QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
-_SINGLE = (Fate.PLUS, Fate.MINUS, Fate.NAN)
-# Numbers of repeats that are read.
-_FEW = 50
 
 
 def find_flag(
@@ -40,7 +37,7 @@ def find_flag(
     """
     tests = (node for node in view.nodes if _is_test(node) and any(v in sources for v in view.operands(node)))
     # A flag that a body chooses is not the test itself.
-    data = {v for node in view.nodes for v in node.outputs if subgraphs(node) or v not in view.logic}
+    data = {v for node in view.nodes for v in node.outputs if subgraphs(node) or not view.is_logic(v)}
     flags = view.descendants((value for node in tests for value in node.outputs), data)
     root_of = functools.cache(lambda condition: _root(view, flags, condition))
     roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))
@@ -91,54 +88,6 @@ def _is_test(node: ir.Node) -> bool:
     return has_trait(node, Trait.FINITENESS_TEST) or is_comparison(node)
 
 
-class Coverage:
-    """The kinds of numbers that show in a tested value, for each value, and the losses of the others.
-
-    Args:
-        effects: returns the effects of the numbers in an operand of a node on its results.
-        of_all: True for all elements of a value; False for those that are passed on to a tested value.
-
-    Attributes:
-        kinds: the kinds that show.
-        lost: the other kinds, each with the node that loses it, or the NaN that it may have become.
-    """
-
-    def __init__(self, effects: Callable[[ir.Node, ir.Value], Survival], *, of_all: bool) -> None:
-        self.kinds: dict[ir.Value, Fate] = {}
-        self.lost: dict[ir.Value, dict[Fate, Loss]] = {}
-        self._effects = effects
-        self._of_all = of_all
-
-    def see(self, value: ir.Value, kinds: Fate, lost: Mapping[Fate, Loss]) -> None:
-        """Add the kinds that show by one reader of a value, and those that it loses."""
-        self.kinds[value] = seen = self.kinds.get(value, Fate.NONE) | kinds
-        self.lost[value] = {k: n for k, n in {**self.lost.get(value, {}), **lost}.items() if k not in seen}
-
-    def pass_up(self, node: ir.Node, operands: Collection[ir.Value]) -> None:
-        """Pass the kinds that show in the results of a node on to operands."""
-        kinds = _union(self.kinds.get(value, Fate.NONE) for value in node.outputs)
-        lost = {kind: loss for value in node.outputs for kind, loss in self.lost.get(value, {}).items()}
-        # Where nothing shows, a node below has lost it all.
-        losing = next(iter(lost.values())).node if self._of_all and lost and not kinds else node
-        for value in operands if kinds or lost else ():
-            effects = self._effects(node, value)
-            # The members of a sequence are tested one by one.
-            passed = shown_kinds(effects, kinds, self._of_all and is_tensor(value))
-            blamed = KINDS if self._of_all else kinds | _union(lost)
-            own = {kind: Loss(losing, value, kind) for kind in blamed & ~passed}
-            above = {kind: loss for kind in KINDS & ~passed if (loss := _cause(kind, effects, lost)) is not None}
-            self.see(value, passed, own | above)
-
-
-def _cause(kind: Fate, effects: Survival, lost: Mapping[Fate, Loss]) -> Loss | None:
-    """Return the loss of a kind of number in a node: the kind itself first, as a sum keeps infinity."""
-    fate = effects.through(kind)
-    loss = next((lost[each] for each in (kind, *KINDS) if each in lost and each in fate), None)
-    # Infinity that may meet NaN is lost with it; infinity times zero is lost itself.
-    is_certain = loss is not None and fate & KINDS == loss.kinds
-    return dataclasses.replace(loss, kinds=kind) if loss is not None and is_certain else loss
-
-
 class Check:
     """The finite check of a graph, and its coverage: from its result up to the values that it tests.
 
@@ -153,10 +102,8 @@ class Check:
     """
 
     def __init__(self, view: View, value: ir.Value, sources: Collection[ir.Value]) -> None:
-        self.view = view
-        self.value = value
-        self.sources = sources
-        self._effects = functools.cache(functools.partial(effects_on, view))
+        self.view, self.value, self.sources = view, value, sources
+        self._effects = Effects(view.positions)
         self.tested, self.shown = (Coverage(self._effects, of_all=of_all) for of_all in (True, False))
         self.dependent = frozenset(view.descendants([value]))
         self.fails_as = self._polarity()
@@ -167,7 +114,7 @@ class Check:
         ends += [each for node in nodes_with(view.nodes, Trait.ACCUMULATOR) for each in inputs_of(node)]
         self.needed = view.ancestors(ends, stop=lambda each: each is value)
         end = value.producer()
-        for node in reversed(view.nodes[: 0 if end is None else view.nodes.index(end) + 1]):
+        for node in reversed(view.nodes[: 0 if end is None else view.positions[end] + 1]):
             meanings = set().union(*(self._meanings.get(value, ()) for value in node.outputs))
             if meanings:
                 self._through_flags(node, meanings)
@@ -192,16 +139,12 @@ class Check:
 
         for value, sign in reach([(self.value, True)], above):
             node = value.producer()
-            if node is not None and not self._counts(node) and node.op_type in _TRUE_FOR_FINITE | _FALSE_FOR_FINITE:
-                return sign == (node.op_type in _FALSE_FOR_FINITE)
+            if node is not None and self.view.counts.isdisjoint(node.inputs) and node.op_type in _TRUE | _FALSE:
+                return sign == (node.op_type in _FALSE)
         return False
 
     def _flags_of(self, node: ir.Node) -> list[ir.Value]:
-        """Return the operands of a node that are flags, or numbers computed from flags."""
-        return [v for v in inputs_of(node) if v in self.view.logic]
-
-    def _counts(self, node: ir.Node) -> bool:
-        return any(value in self.view.counts for value in node.inputs)
+        return [value for value in inputs_of(node) if self.view.is_logic(value)]
 
     def _is_negation(self, node: ir.Node) -> bool:
         """Return whether a node is a negation, or a comparison of a count that is true for the count 0."""
@@ -212,28 +155,24 @@ class Check:
         return node.op_type.startswith("Less") == (node.inputs[0] in self.view.counts)
 
     def _through_flags(self, node: ir.Node, meanings: set[bool | None]) -> None:
-        flags = self._flags_of(node)
+        flags, flips = self._flags_of(node), self._is_negation(node)
         if has_trait(node, Trait.FINITENESS_TEST):
             for value in inputs_of(node):
                 tested = survival_of(node, 0)
-                self._test(node, value, _union(kind for kind in KINDS if Fate.TOLD in tested.through(kind)))
+                self._test(node, value, union(kind for kind in KINDS if Fate.TOLD in tested.through(kind)))
         elif is_comparison(node) and not flags:
             for i, value in enumerate(inputs_of(node)):
                 results = _compare(node, i).items()
-                self._test(node, value, _union(kind for kind, result in results if meanings & {result, None}))
-        elif node.op_type in ("And", "Or") and self._hides(node, meanings):
-            return
-        else:
-            flips = self._is_negation(node)
+                self._test(node, value, union(kind for kind, result in results if meanings & {result, None}))
+        elif node.op_type not in ("And", "Or") or not self._hides(node, meanings):
             passed = {None} if node.op_type == "Where" else {m if m is None else m != flips for m in meanings}
             for value in flags:
                 self._meanings.setdefault(value, set()).update(passed)
         if has_trait(node, Trait.CAST) and not flags:
             self._test(node, node.inputs[0], Fate.NONE)  # a flag of nonzero numbers, such as NaN
-        for body in subgraphs(node):
-            # The branches of an If count as a test of their captures.
-            for value in (v for inner in body for v in inputs_of(inner) if v.graph is not body and v in self.sources):
-                self._test(node, value, shown_kinds(self._effects(node, value), KINDS))
+        # The branches of an If count as a test of their captures.
+        for value in captured_values(node):
+            self._test(node, value, shown_kinds(self._effects.of(node, value), KINDS))
 
     def _hides(self, node: ir.Node, meanings: set[bool | None]) -> bool:
         """Return whether a failure never shows (`finite or true`), or only if both operands fail (`one or other`)."""
@@ -249,10 +188,6 @@ class Check:
         if value is not None and value in self.sources:
             self.tested.see(value, kinds, {kind: Loss(node, value, kind) for kind in KINDS & ~kinds})
             self.shown.see(value, kinds, {})
-
-
-def _union(kinds: Iterable[Fate]) -> Fate:
-    return functools.reduce(operator.or_, kinds, Fate.NONE)
 
 
 def _compare(node: ir.Node, index: int) -> dict[Fate, bool]:
@@ -276,76 +211,6 @@ def _is_exact(node: ir.Node, sources: Collection[ir.Value]) -> bool:
     return has_trait(node, Trait.EXACT | Trait.ACCUMULATOR) or (node.op_type in ("Mul", "Div") and is_scaled)
 
 
-# --- the fate of NaN and infinity in a node: the non-finite numbers of an operand that its results show ---------------
-
-
-@functools.lru_cache(maxsize=1024)
-def shown_kinds(survival: Survival, noticed: Fate, of_all: bool = True) -> Fate:
-    """Return the kinds of numbers that certainly have an effect that is noticed.
-
-    Args:
-        survival: the effects of each kind in an operand.
-        noticed: the kinds that are noticed in the results.
-        of_all: True for all elements of the operand; else only for those that are passed on.
-    """
-    shown = Fate.NONE
-    for kind, fate in zip(_SINGLE, survival, strict=True):
-        is_sure = Fate.GONE not in fate or not (of_all or fate & (Fate.BENT | Fate.TOLD))
-        if is_sure and fate & KINDS and not fate & KINDS & ~noticed:
-            shown |= kind
-    return shown
-
-
-def effects_on(view: View, node: ir.Node, value: ir.Value) -> Survival:
-    """Return the effects of the numbers in an operand, or in a value that bodies capture, on the results of a node."""
-    if is_empty(node):
-        return Survival(Fate.GONE, Fate.GONE, Fate.GONE)
-    places = [i for i, each in enumerate(node.inputs) if each is value]
-    if len(places) == 1 and not (subgraphs(node) or has_trait(node, Trait.REMOVABLE_BY_CONDITION)):
-        return survival_at(node, places[0])
-    return Survival(*(_effect_in_flow(view, node, value, kind) for kind in _SINGLE))
-
-
-def _effect_in_flow(view: View, node: ir.Node, value: ir.Value, kind: Fate) -> Fate:
-    """Return the effect on a node with bodies, a condition, or other operands that may depend on the number itself."""
-    source = source_by_trait(value, Trait.VIEW)
-    flow = view.survival
-    flow.elements = {source: Effect(kind), value: Effect(kind)}
-    around = [view.nearest_above(each) for each in inputs_of(node) if each is not value]
-    if any(source in values or value in values for values in around):  # else nothing but the operand depends on it
-        makers = {maker for values in around for each in values if each is not value and (maker := each.producer())}
-        flow.visit_all(sorted((maker for maker in makers if maker in view.positions), key=view.positions.__getitem__))
-    fate = _common(flow.evaluate(node))
-    return fate | kind if Fate.TOLD in fate and subgraphs(node) else fate
-
-
-def _common(effects: Iterable[Effect]) -> Fate:
-    """Return the effect on the results together: a number is gone if it is in none of them."""
-    fates = [effect.fate for effect in effects]
-    fate = _union(fates)
-    return fate | Fate.GONE if all(Fate.GONE in each or not each & KINDS for each in fates) else fate & ~Fate.GONE
-
-
 def is_hiding(node: ir.Node) -> bool:
     """Return whether a node that loses a number converts or replaces it, instead of bounding or comparing it."""
     return has_trait(node, Trait.CAST) or node.op_type in (*_QUANTIZING, "Where") or any(subgraphs(node))
-
-
-@functools.lru_cache(maxsize=64)  # walks call this for each operand of a node; lint clears the cache
-def is_empty(node: ir.Node) -> bool:
-    """Return whether a node's result has no elements: zero repeats, or an axis of length 0."""
-    if any(value.shape is not None and 0 in value.shape.dims for value in node.outputs):
-        return True
-    if node.op_type in ("Tile", "Expand", "ConstantOfShape"):
-        counts = constant_tensor(node.inputs[-1])
-        if counts is None:  # A fed number may be zero.
-            leaves = nearest_above(node.inputs[-1]) if node.op_type == "Tile" and node.inputs[-1] is not None else ()
-            return any(leaf.is_graph_input() and leaf.dtype is ir.DataType.INT64 for leaf in leaves)
-        return counts.size < _FEW and bool((counts.numpy() == 0).any())
-    if not has_trait(node, Trait.ELEMENTWISE):
-        return False
-    tensors = map(constant_tensor, node.inputs)
-    if any(tensor is not None and tensor.size == 0 for tensor in tensors):
-        return True
-    fills = (value.producer() for value in inputs_of(node))
-    return any(fill is not None and fill.op_type == "ConstantOfShape" and is_empty(fill) for fill in fills)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from graphscale.checks.linting.check import INFINITY, Check, is_empty, is_hiding
+from graphscale.checks.linting.check import INFINITY, Check, is_hiding
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry
 from graphscale.flow.outcome import Outcomes
+from graphscale.flow.showing import is_empty
 from graphscale.flow.support import reach
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, op_name
 from graphscale.graph.walks import source_by_trait
@@ -21,17 +22,15 @@ __all__: list[str] = []
 
 @rule("GS301", "GS302", "GS303", "GS304", "GS306")
 def _coverage(context: LintContext) -> Iterator[Finding]:
-    yield from _covered(context, context.check)
-    if context.window_check is not None:
-        yield from _covered(context, context.window_check)
+    checks = filter(None, (context.check, context.window_check)) if context.roots else ()
+    for check in checks:
+        yield from _covered(context, check)
+    if (context.check is None or not context.roots) and context.scale is not None and context.scale.adjusts:
+        name = context.scale.value.name
+        yield report("GS304", f"nothing tests the gradients that {name!r} scales", value=context.scale.value)
 
 
-def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
-    if check is None or not context.roots:
-        if context.scale is not None and context.scale.adjusts:
-            name = context.scale.value.name
-            yield report("GS304", f"nothing tests the gradients that {name!r} scales", value=context.scale.value)
-        return
+def _covered(context: LintContext, check: Check) -> Iterator[Finding]:
     if not any(value in context.sources or value in context.roots for value in check.tested.kinds):
         yield report("GS304", f"{check.value.name!r} tests no gradient", check.value.producer(), check.value)
         return
@@ -45,23 +44,21 @@ def _covered(context: LintContext, check: Check | None) -> Iterator[Finding]:
 
 def _escaping(context: LintContext, check: Check) -> list[ir.Value]:
     """Return the gradients that reach an output or state untested: unscaled ones, tested in part, or the last form."""
-    view, graph = context.view, context.view.graph
     tested = {value for value in check.tested.kinds if check.covers(value)} | {check.value}
-    nodes = [node for node in view.nodes if not any(map(context.is_bookkeeping, node.outputs))]
+    nodes = [node for node in context.nodes if not any(map(context.is_bookkeeping, node.outputs))]
     roots = context.roots - tested
-    if context.flow is not None and context.half is None:
+    if (scale := context.scale) is not None and context.half is None:
         # A quotient by the scale is no more doubtful than its dividend, and neither is a gradient clipped to the scaled
         # threshold.
-        entries = (n for n in nodes if not roots.isdisjoint(n.inputs) and tested.isdisjoint(view.operands(n)))
-        roots = {v for n in entries for v in n.outputs if context.carries_scale(v)} - tested
+        entries = (n for n in nodes if not roots.isdisjoint(n.inputs) and tested.isdisjoint(context.operands(n)))
+        roots = {v for n in entries for v in n.outputs if scale.carries(v)} - tested
     reached = reach(nodes, roots, tested)
     effects = (node for node in nodes_with(nodes, Trait.EFFECT) if tested.isdisjoint(node.outputs))
     ends = [v for node in effects for v in inputs_of(node) if v in reached]
-    ends += [v for v in graph.outputs if v in reached and v not in context.exempt]
-    unscaled = () if context.flow is None else context.flow.unscaled
-    named = [value for value in unscaled or check.tested.kinds if value in reached]
+    ends += [v for v in context.graph.outputs if v in reached and v not in context.exempt(context.nexts)]
+    named = [value for value in context.unscaled or check.tested.kinds if value in reached]
     named += context.roots if context.half else []
-    above = view.ancestors(ends, stop={*named, *tested}.__contains__)
+    above = context.ancestors(ends, stop={*named, *tested}.__contains__)
     found = [value for value in named if value in above]
     behind = reach(nodes, found, tested)
     return [*found, *(value for value in dict.fromkeys(ends) if value not in behind)]
@@ -100,7 +97,7 @@ def _elements(context: LintContext) -> Iterator[Finding]:
     if (check := context.check) is None:
         return
     indices: dict[ir.Value, set[int]] = {}
-    for node in context.view.nodes:
+    for node in context.nodes:
         if node.op_type == "SequenceAt" and check.covers(node.outputs[0]):
             number, sequence = constant_number(node.inputs[1]), node.inputs[0]
             if number is not None and sequence is not None and sequence in context.roots:
@@ -161,9 +158,9 @@ def _directions(outcomes: Outcomes, following: ir.Value, scale: ir.Value) -> set
 @rule("GS306")
 def _hidden(context: LintContext) -> Iterator[Finding]:
     """Find the nodes that lose NaN or infinity of a gradient before a check of their results."""
-    if context.check is None or context.flow is None or context.window_check is not None:
+    if context.check is None or context.scale is None or context.window_check is not None:
         return
-    check, positions = context.check, context.view.positions
+    check, positions = context.check, context.positions
     hidden: dict[tuple[ir.Node, ir.Value], Fate] = {}
     for value, losses in check.shown.lost.items():
         lost = [each for each in losses.values() if not check.needed.isdisjoint(each.node.outputs)]
@@ -184,11 +181,11 @@ def _hidden(context: LintContext) -> Iterator[Finding]:
 
 def _may_overflow(context: LintContext, value: ir.Value) -> bool:
     """Return whether a gradient may be the first that is not finite: no view, no norm, no result of an optimizer."""
-    node, flow = value.producer(), context.flow
-    if node is None or flow is None:
+    node, scale = value.producer(), context.scale
+    if node is None or scale is None:
         return True
-    if value in flow.unscaled and not (node.op_type == "Div" and node.inputs[0] in context.roots):
+    if value in context.unscaled and not (node.op_type == "Div" and node.inputs[0] in context.roots):
         return True
     rule = rule_of(node)
     is_norm = rule is not None and rule.bends
-    return flow.degree(value) == 1 and not is_norm and not has_trait(node, Trait.EXACT)
+    return scale.degree(value) == 1 and not is_norm and not has_trait(node, Trait.EXACT)

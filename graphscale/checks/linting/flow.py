@@ -1,4 +1,4 @@
-"""The flow of the loss scale through a graph, and its faults.
+"""The loss scale of a graph: its flow through all values, and the faults.
 
 The analysis continues behind every fault, with the degree of the larger operand, so that its consequences are not
 reported again. The bookkeeping of the loss scale (growth of the scale, the count of good steps, 1 / scale, a threshold
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -21,7 +21,7 @@ from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element
 from graphscale.flow.scale_effects import BENT, TOUCHED, ScaleDomain, ScaleEffect
 from graphscale.operators import Kind, Rule
 
-__all__ = ["Fault", "Flow", "Misuse"]
+__all__ = ["Fault", "Misuse", "Scale"]
 
 
 class Misuse(enum.Enum):
@@ -43,15 +43,13 @@ class Fault(Conflict):
     misuse: Misuse | None = None
 
 
-class Flow:
-    """The degrees of all values.
-
-    Args:
-        view: the graph.
-        scalars: the bookkeeping of its loss scale.
-        exempt: the values that may carry the scale as outputs.
+class Scale:
+    """The loss scale of a graph, with the degrees of all values.
 
     Attributes:
+        value: the loss scale: carried, fed or an initializer.
+        scalars: the bookkeeping; its symbol is the factor and divisor: `value`, or one computed from it.
+        nexts: the next values of the state of the loss scale, `{state: next value}`; none for a fixed scale.
         touched: the values that depend on the loss scale, without its bookkeeping; bodies included.
         degrees: the degrees other than 0.
         unscaled: the gradients, as the values where the scale comes out, each with its node.
@@ -59,7 +57,8 @@ class Flow:
         scaled_outputs: the outputs of another degree than 0 without a fault above.
     """
 
-    def __init__(self, view: View, scalars: Bookkeeping, exempt: Container[ir.Value]) -> None:
+    def __init__(self, view: View, value: ir.Value, scalars: Bookkeeping, nexts: Mapping[ir.Value, ir.Value]) -> None:
+        self.value, self.scalars, self.nexts = value, scalars, nexts
         effects = {value: ScaleEffect(degree, TOUCHED) for value, degree in scalars.degrees.items()}
         effects.update(dict.fromkeys(scalars.bent, ScaleEffect(0, BENT)))
         domain = ScaleDomain(_Degrees(scalars), effects, scalars.values, goes_on=True)
@@ -69,13 +68,22 @@ class Flow:
         self.touched = {v for v, effect in elements if effect.marks & TOUCHED and v not in scalars.values}
         self.degrees = {v: effect.degree for v, effect in elements if effect.degree != 0}
         self.unscaled = domain.unscaled
-        outputs = [value for value in view.graph.outputs if self.degree(value) not in (0, ZERO) and value not in exempt]
+        outputs = [each for each in view.graph.outputs if self.carries(each) and each not in view.exempt(nexts)]
         self.faults = [*self._faults(domain.degrees.conflicts, outputs)]
         self.scaled_outputs = [value for value in outputs if not self._causes([value])]
 
     def degree(self, value: ir.Value | None) -> Degree:
         """Return the degree of a value."""
         return None if value is None else self.degrees.get(value, 0)
+
+    @property
+    def adjusts(self) -> bool:
+        """True if the graph itself adjusts the scale."""
+        return self.value in self.nexts
+
+    def carries(self, value: ir.Value | None) -> bool:
+        """Return whether a value is multiplied by the scale."""
+        return self.degree(value) not in (0, ZERO)
 
     def _faults(self, conflicts: Mapping[ir.Node, Conflict], outputs: Sequence[ir.Value]) -> Iterator[Conflict]:
         """Yield the certain faults: of a misuse by a wrong degree behind it, and no consequences of others."""

@@ -41,9 +41,9 @@ class _Guards:
     def __init__(self, context: LintContext, check: Check, good: Outcomes, bad: Outcomes) -> None:
         self.context, self.check = context, check
         self.good, self.bad = good, bad
-        self._flags = context.view.flags
+        self._flags = context.flags
         products = [value for node in bad.products for value in node.outputs]
-        self._after_products = context.view.descendants(products)
+        self._after_products = context.descendants(products)
 
     def depends(self, state: State) -> bool:
         """Return whether the next value of a state depends on the check."""
@@ -69,7 +69,7 @@ class _Guards:
 
     @functools.cached_property
     def _tested_later(self) -> set[ir.Value]:
-        return self.context.view.ancestors(self.context.nexts.values())
+        return self.context.ancestors(self.context.nexts.values())
 
     @functools.cached_property
     def _only_accumulates(self) -> bool:
@@ -99,11 +99,11 @@ class _Guards:
     def _loses_update(self, state: ir.Value) -> bool:
         """Return whether a value like a state is computed from the state and gradients, but has no readers."""
         alike = (value for value in self._unread if same_type(value, state) and value in self.context.sources)
-        return any(state in self.context.view.ancestors([value]) for value in alike)
+        return any(state in self.context.ancestors([value]) for value in alike)
 
     @functools.cached_property
     def _unread(self) -> list[ir.Value]:
-        values = (value for node in self.context.view.nodes for value in node.outputs)
+        values = (value for node in self.context.nodes for value in node.outputs)
         return [value for value in values if not value.uses() and not value.is_graph_output()]
 
     def explain(self, state: State) -> Finding | None:
@@ -135,12 +135,12 @@ class _Guards:
         """Return whether a state counts steps or skips on purpose: a scalar without effect on weights and moments."""
         if not self._is_counter(state) or not self.depends(state):
             return False
-        reach = self.context.view.descendants([state.value], stop=self._flags)
+        reach = self.context.descendants([state.value], stop=self._flags)
         return not any(other.next in reach and not is_scalar(other.value) for other in self.context.states)
 
     def _is_record(self, state: State) -> bool:
         """Return whether a state only keeps measurements of an If, and is no operand of other values."""
-        new, descendants = skip_ordering(state.next), self.context.view.descendants
+        new, descendants = skip_ordering(state.next), self.context.descendants
         node = new.producer()
         if node is None or node.op_type != "If":
             return False
@@ -162,7 +162,7 @@ class _Guards:
     def _fed(self) -> set[ir.Value]:
         dependent, sources = self.check.dependent, self.context.sources - self._flags
         of_check = {v for v in dependent & sources if is_scalar(v) or self.context.is_bookkeeping(v)}
-        return reach(self.context.view.nodes, sources - of_check, self._flags)
+        return reach(self.context.nodes, sources - of_check, self._flags)
 
     def _other_select(self, state: State) -> ir.Node | None:
         """Return a selection between the state and another value, without an effect of the check."""
@@ -190,7 +190,7 @@ def _viewed(value: ir.Value) -> ir.Value:
 @rule("GS406")
 def _ignored_signals(context: LintContext) -> Iterator[Finding]:
     """Find, without a check, each optimizer with a foreign signal that it ignores."""
-    for node in context.view.nodes if context.check is None else ():
+    for node in context.nodes if context.check is None else ():
         signal = _ignored_signal(node)
         is_output = any(value.is_graph_output() for value in node.outputs)
         if signal is not None and constant_tensor(signal) is None and is_output:

@@ -14,11 +14,11 @@ from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, find_in_place, held_state
-from graphscale.errors import InvalidLossScaleError
 from graphscale.graph.notes import SCALED_LOSS_NOTE
+from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
 from graphscale.operators import Trait, nodes_with
-from graphscale.policy.loss_scale import DynamicLossScale, get_policy
+from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, ScaledValue
 
 __all__ = ["UNSEEN"]
@@ -45,7 +45,7 @@ def _foldable(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS502")
 def _hazards(context: LintContext) -> Iterator[Finding]:
-    for write, readers in find_unordered_readers(context.view.graph):
+    for write, readers in find_unordered_readers(context.graph):
         state = write.inputs[0]
         names = ", ".join(repr(node_name(node)) for node in readers[:3]) + (" ..." if len(readers) > 3 else "")
         name = "?" if state is None else state.name
@@ -54,20 +54,20 @@ def _hazards(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS503")
 def _metadata(context: LintContext) -> Iterator[Finding]:
-    view, stamp = context.view, context.stamp
-    if stamp is None:
+    if context.step is None:
         return
-    exposed = {("output", value.name or ""): SCALED_LOSS_NOTE for value in context.exempt}
+    stamp = context.step.stamp
+    exposed = {("output", value.name or ""): SCALED_LOSS_NOTE for value in context.exempt(context.nexts)}
     yield from (report("GS503", text) for text in stamp.find_wrong_notes(context.model, exposed))
-    if _is_other_part(context):
+    if _is_other_part(context, stamp):
         return
-    outputs = {value.name for value in view.graph.outputs}
+    outputs = {value.name for value in context.graph.outputs}
     # Each half has some of the named values.
     named = [] if context.half else [name for name in stamp.names.values() if name]
-    missing = [name for name in [*named, *stamp.state] if name not in view.values]
+    missing = [name for name in [*named, *stamp.state] if name not in context.values]
     missing += [name for name in stamp.state.values() if name not in outputs]
     for name in dict.fromkeys(missing):
-        place = "" if name not in view.values else " as an output"
+        place = "" if name not in context.values else " as an output"
         yield report("GS503", f"the metadata name {name!r}, which the graph does not have{place}")
     for value in _forgotten(context, stamp.state) if stamp.state else ():
         message = f"{value.name!r} is carried, and the metadata do not say what its next value is"
@@ -81,25 +81,25 @@ def _half(context: LintContext) -> Iterator[Finding]:
         yield report("GS506", f"{codes}, and values that the metadata name and this half lacks, are not looked for")
 
 
-def _is_other_part(context: LintContext) -> bool:
+def _is_other_part(context: LintContext, stamp: Stamp) -> bool:
     """Return whether a model has none of the named values: the models of an artifact folder share one stamp."""
-    stamp = context.stamp
-    return stamp is None or (not stamp.state and context.view.values.keys().isdisjoint(stamp.names.values()))
+    return not stamp.state and context.values.keys().isdisjoint(stamp.names.values())
 
 
 @rule("GS407")
 def _unexplained(context: LintContext) -> Iterator[Finding]:
     """Find state added to a scaled graph: state that neither the metadata nor the roles in its report have."""
-    if context.stamp is None or _is_other_part(context):
+    stamp = None if context.step is None else context.step.stamp
+    if stamp is None or _is_other_part(context, stamp):
         return
-    report_of, graph = context.stamp.report, context.view.graph
-    carried = {*context.stamp.carried, *context.stamp.names.values()}
+    graph, exempt = context.graph, context.exempt(context.nexts)
+    report_of, carried = stamp.report, {*stamp.carried, *stamp.names.values()}
     with_roles = {entry.get("name") for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
-    known = {*carried, *with_roles, *context.stamp.state.values(), *(f"{name}.next" for name in carried)}
+    known = {*carried, *with_roles, *stamp.state.values(), *(f"{name}.next" for name in carried)}
     leaves = (value for value in sources_of(graph) if value.is_graph_input() or not is_scalar(value))
     free = {value for value in leaves if value.name not in carried}
-    for output in (v for v in graph.outputs if v.name not in known and v not in context.exempt):
-        above = context.view.ancestors([output])
+    for output in (v for v in graph.outputs if v.name not in known and v not in exempt):
+        above = context.ancestors([output])
         added = [v for v in graph.inputs if v in free and v.name not in with_roles and same_type(v, output)]
         near = held_state(output, free) if output.producer() is not None and not is_constant_view(output) else None
         state = next((v for v in added if v in above or f"{output.name}".startswith(f"{v.name}")), near)
@@ -124,7 +124,7 @@ def _describe_state(context: LintContext, message: str, following: ir.Value, sta
 
 def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
     """Return the state that a graph carries through an output without a name in the metadata."""
-    graph, outcomes = context.view.graph, context.outcomes
+    graph, outcomes = context.graph, context.outcomes
     own = () if context.scale is None else context.scale.scalars.leaves
     carried = [value for value in graph.inputs if value in own and value.uses()]
     for output in () if outcomes is None else graph.outputs:
@@ -138,17 +138,13 @@ def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Va
 @rule("GS107", "GS504", "GS505")
 def _beginnings(context: LintContext) -> Iterator[Finding]:
     """Find the scale and counts that begin outside of their range, or not as the policy does."""
-    stamp, scale = context.stamp, context.scale
-    try:
-        policy = None if stamp is None else get_policy(stamp.policy)
-    except InvalidLossScaleError:
-        policy = None
+    step, scale = context.step, context.scale
+    policy = None if step is None else step.scale.policy
     values: dict[str, ir.Value] = {role: value for role, value in context.named.items() if role != _SCALE}
-    if scale is not None and (stamp is not None or scale.value is scale.scalars.symbol):
+    if scale is not None and (step is not None or scale.value is scale.scalars.symbol):
         values[_SCALE] = scale.value
     numbers = {r: number for r, v in values.items() if (number := constant_number(v, initial=True)) is not None}
-    bounds = {role: numbers.get(bound, math.inf) for role, bound in _BOUNDS.items()}
-    most_of = {role: bounds.get(role, math.inf) for role in (*COUNTERS, ScaledValue.BAD_STEPS)}
+    most_of = {role: numbers.get(_BOUNDS.get(role, ""), math.inf) for role in (*COUNTERS, ScaledValue.BAD_STEPS)}
     ranges: dict[str, tuple[float, float]] = {r: (0, most if most >= 0 else math.inf) for r, most in most_of.items()}
     ranges[_SCALE] = (1.0, _LARGEST)
     firsts: dict[str, float] = {} if policy is None or scale is None else {_SCALE: float(policy())}

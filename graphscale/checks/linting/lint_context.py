@@ -10,7 +10,6 @@ import onnx_ir as ir
 from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.topology import Topology
 from graphscale.checks.linting.check import Check, find_flag
-from graphscale.checks.linting.flow import Flow
 from graphscale.checks.linting.lint_report import Finding
 from graphscale.checks.linting.scale_search import find_named_scale, find_scale
 from graphscale.checks.linting.state_search import find_states
@@ -18,11 +17,9 @@ from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
 from graphscale.errors import GraphscaleError, ModelFileError
 from graphscale.files.reading import parse_json
-from graphscale.flow.degree import ZERO
 from graphscale.flow.outcome import Outcomes
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of
-from graphscale.policy.loss_scale import FixedLossScale
 from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
@@ -30,21 +27,19 @@ from graphscale.step.understanding import understand
 __all__ = ["RULES", "LintContext", "rule"]
 
 
-class LintContext:
-    """A model under lint.
+class LintContext(View):
+    """A model under lint: the facts that its `Step` does not hold, since it may be wrong or not scaled.
 
     Attributes:
         model: it.
-        view: its main graph.
-        stamp: graphscale's own metadata, if any.
+        step: the step of a scaled file; None for others.
         half: the half of a split step: "gradients", a "stage" of several for them, or "update"; else None.
         named: the values in the metadata, by role.
         states: the carried state, without that of the loss scale.
         scale_states: the state of the loss scale.
         scale: the loss scale, or None.
         nexts: the next values of its state.
-        flow: the flow of the scale; None without one.
-        exempt: the values that may carry the scale as outputs.
+        unscaled: the gradients where the scale comes out, each with its node.
         roots: origins of gradients: the scale; without one, results of backward contractions, or inputs.
         sources: values that depend on the roots.
         check: the finite check, or None.
@@ -52,59 +47,46 @@ class LintContext:
     """
 
     def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
-        self.model, self.view = model, View(model, name)
-        step = read(model, name) if is_scaled(model) else None
-        self.stamp = None if step is None else step.stamp
+        super().__init__(model, name)
+        self.model = model
+        self.step = step = read(model, name) if is_scaled(model) else None
         self.half, cut = _read_half(model, name)
         self.named = named = {} if step is None else step.named
         # Further state of the loss scale: the counts of its policy and of telemetry.
         counts = [] if step is None else [value for value in step.added if value is not step.scale.value]
-        self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.view.graph, set())
+        self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.graph, set())
         not_states = [named[role] for role in ("loss", "all_finite") if role in named]
-        found = find_states(self.view, None if step is None else step.carried, not_states, self._losses)
-        given = named.get("loss_scale") if scale is None else find_named_scale(self.view, scale)
+        found = find_states(self, None if step is None else step.carried, not_states, self._losses)
+        given = named.get("loss_scale") if scale is None else find_named_scale(self, scale)
         self.scale = None
-        if given is not None or self.stamp is None or "loss_scale" not in self.stamp.names:
-            self.scale = find_scale(self.view, found, given, counts, self._losses)
+        if given is not None or step is None or "loss_scale" not in step.stamp.names:
+            self.scale = find_scale(self, found, given, counts, self._losses)
         self.nexts = {} if self.scale is None else self.scale.nexts
         own = {*self.nexts, *(() if self.scale is None else counts)}
         self.states = [state for state in found if state.value not in own]
         self.scale_states = [state for state in found if state.value in own]
-        # Outputs that may carry the scale: its next values, and an output with the name of the scaled loss.
-        self.exempt = {v for v in self.view.graph.outputs if v.name and v.name.startswith("scaled_loss")}
-        self.exempt.update(self.nexts.values())
-        self.flow = None if self.scale is None else Flow(self.view, self.scale.scalars, self.exempt)
+        self.unscaled = {} if self.scale is None else self.scale.unscaled
         # Gradients enter the second half unscaled, as inputs, or in buckets.
-        reduced = {v for g in cut for end in ("", ".reduced") if (v := self.view.values.get(f"{g}{end}")) is not None}
+        reduced = {v for g in cut for end in ("", ".reduced") if (v := self.values.get(f"{g}{end}")) is not None}
         self.roots = reduced or self._find_roots()
-        in_flow = self.flow.touched if self.flow and not reduced else None
-        self.sources = self.view.descendants(self.roots) if in_flow is None else in_flow
-        numbers = self.nexts.values()
+        self.sources = self.descendants(self.roots) if reduced or self.scale is None else self.scale.touched
         self.check = self.window_check = None
         # With a fixed scale, a step with a loss has a check only by the metadata, not by its own comparisons.
-        is_fixed = self.stamp is not None and self.stamp.policy["class_name"] == FixedLossScale.__name__
-        is_first = self.half in ("gradients", "stage")
-        if not is_first and (not is_fixed or "all_finite" in named or "loss" not in named):
+        is_fixed = step is not None and step.scale.is_fixed
+        if self.half not in ("gradients", "stage") and (not is_fixed or "all_finite" in named or "loss" not in named):
             self.check = self._find_check(named.get("all_finite"), {state.value for state in found})
+        numbers = self.nexts.values()
         if self.check is not None and numbers and self.check.dependent.isdisjoint(numbers):
             self.window_check = self._find_check(None, ())
 
     def _find_check(self, given: ir.Value | None, states: Collection[ir.Value]) -> Check | None:
-        flag = given or find_flag(self.view, self.sources, states, self.nexts.values())
-        return None if flag is None else Check(self.view, flag, self.sources)
-
-    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
-        """Return the dtype of a value, None if unknown."""
-        return None if value is None else self.view.dtypes.get(value)
-
-    def carries_scale(self, value: ir.Value | None) -> bool:
-        """Return whether a value is multiplied by the loss scale."""
-        return self.flow is not None and self.flow.degree(value) not in (0, ZERO)
+        flag = given or find_flag(self, self.sources, states, self.nexts.values())
+        return None if flag is None else Check(self, flag, self.sources)
 
     def has_gradients_in(self, dtype: ir.DataType) -> bool:
         """Return whether a multiple of the loss scale has a type."""
-        touched = () if self.flow is None else self.flow.touched
-        return any(self.dtype(value) is dtype and self.carries_scale(value) for value in touched)
+        scale = self.scale
+        return scale is not None and any(self.dtypes.get(v) is dtype and scale.carries(v) for v in scale.touched)
 
     def is_bookkeeping(self, value: ir.Value) -> bool:
         """Return whether a value is computed only from the state of the loss scale, constants and flags."""
@@ -114,14 +96,14 @@ class LintContext:
     def topology(self) -> Topology | None:
         """The forward and the backward part; None without a loss."""
         loss = self._find_loss() if self._losses else None
-        return None if loss is None else Topology(self.view.graph, loss)
+        return None if loss is None else Topology(self.graph, loss)
 
     def _find_loss(self) -> ir.Value | None:
         """Return the loss: that of the metadata or of the analysis, or an unscaled scalar output."""
-        if self.stamp is None and self.flow is None:
+        if self.step is None and self.scale is None:
             # A graph that cannot be scaled may still have a loss.
             return self._losses[0] if self._analysis is None else self._analysis.loss
-        reached = set() if self.flow is None or self.stamp is not None else self.flow.touched
+        reached = set() if self.scale is None or self.step is not None else self.scale.touched
         return next((loss for loss in self._losses if loss not in reached), self._losses[0])
 
     @functools.cached_property
@@ -143,7 +125,7 @@ class LintContext:
     @property
     def is_inference(self) -> bool:
         """True if nothing in the model belongs to training: no gradient, no state, no loss scale, no check."""
-        known = (self.stamp, self.half, self.scale, self.check)
+        known = (self.step, self.half, self.scale, self.check)
         if self.states or self.roots or any(each is not None for each in known):
             return False
         has_gradients = self._analysis is not None and bool(self._analysis.gradients)
@@ -156,7 +138,7 @@ class LintContext:
             return None
         flag, fails_as, dependent = self.check.value, self.check.fails_as, self.check.dependent
         good, bad = (
-            Outcomes(self.view.nodes, {flag: result}, risky=risky, dependent=dependent)
+            Outcomes(self.nodes, {flag: result}, risky=risky, dependent=dependent)
             for result, risky in ((not fails_as, ()), (fails_as, self.sources))
         )
         return good, bad
@@ -165,18 +147,18 @@ class LintContext:
         if self.scale is not None:
             return self.scale.scalars.multiples
         # A graph without a loss scale may be meant for one if it has a finite check or a small type.
-        is_tested = any(has_trait(node, Trait.FINITENESS_TEST) for node in self.view.nodes)
-        is_small = not {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}.isdisjoint(self.view.dtypes.values())
+        is_tested = any(has_trait(node, Trait.FINITENESS_TEST) for node in self.nodes)
+        is_small = not {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}.isdisjoint(self.dtypes.values())
         if (is_tested or is_small) and self.topology is not None:
             return {value for node in self.backward_operators for value in node.outputs}
         return self._gradient_inputs()
 
     def _gradient_inputs(self) -> set[ir.Value]:
         """Return the gradients among the inputs of an optimizer model."""
-        optimizers = ((node, optimizer_of(node)) for node in self.view.nodes)
+        optimizers = ((node, optimizer_of(node)) for node in self.nodes)
         places = [(node, roles.inputs.index("gradients")) for node, roles in optimizers if roles and roles.inputs]
         gradients = [input_at(node, index) for node, index in places]
-        above = self.view.ancestors(value for value in gradients if value is not None)
+        above = self.ancestors(value for value in gradients if value is not None)
         return {v for v in above if v.is_graph_input() and isinstance(v.type, ir.SequenceType)}
 
 

@@ -14,7 +14,6 @@ from graphscale.checks.linting import (  # noqa: F401 - importing them fills RUL
     low_precision,
     scaling,
 )
-from graphscale.checks.linting.check import is_empty
 from graphscale.checks.linting.codes import CODES
 from graphscale.checks.linting.keeping import UNSEEN
 from graphscale.checks.linting.lint_context import RULES, LintContext
@@ -24,7 +23,7 @@ from graphscale.collector import paused_collector
 from graphscale.errors import DOCS_URL, LintError
 from graphscale.graph.damage import name_damage
 from graphscale.graph.notes import find_wrong_notes, texts_of
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.passes.preparation import needs_preparation, prepare
@@ -68,7 +67,6 @@ def lint(
         work, found = _read_lowered(work, name)
     if needs_preparation(work):
         prepare(work)
-    is_empty.cache_clear()  # the graph may have changed since its lowering
     report_stage("looking for the loss scale and the carried state")
     context = LintContext(work, name, scale)
     if context.is_inference:
@@ -81,15 +79,14 @@ def lint(
     for number, find in enumerate(wanted):
         report_stage("looking for mistakes", number, len(wanted))
         found += find(context)
-    is_empty.cache_clear()
-    order = {node_name(node): i for i, node in enumerate(context.view.nodes)}
+    order = {node_name(node): i for i, node in enumerate(context.nodes)}
     unique = {finding for finding in found if finding.code in chosen}
     return LintReport(
         findings=tuple(sorted(unique, key=lambda f: (order.get(f.node or "", -1), f.code, f.value or "", f.message))),
         loss_scale=None if context.scale is None else context.scale.value.name,
         check=None if context.check is None else context.check.value.name,
         states=len(context.states),
-        gradients=0 if context.flow is None else len(context.flow.unscaled),
+        gradients=len(context.unscaled),
         nodes=nodes,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from graphscale.analysis.scales import Bookkeeping
 from graphscale.analysis.updates import find_coefficients
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
@@ -30,20 +31,18 @@ def _small_scale(context: LintContext) -> Iterator[Finding]:
     if context.scale is None or (number is not None and number <= _LARGEST):
         return
     scalars = context.scale.scalars
-    for node in context.view.nodes:
+    for node in context.nodes:
         source = node.inputs[0] if node.op_type == "Cast" else None
-        is_small = context.dtype(node.outputs[0]) is _HALF
-        if source is not None and is_small and source in scalars.multiples and _is_power(context, source):
+        is_small = context.dtypes.get(node.outputs[0]) is _HALF
+        if source is not None and is_small and source in scalars.multiples and _is_power(scalars, source):
             yield report("GS601", f"{source.name!r}, the loss scale, is cast to float16", node, source)
     for value in dict.fromkeys((context.scale.value, scalars.symbol)):
-        if context.dtype(value) is _HALF:
+        if context.dtypes.get(value) is _HALF:
             yield report("GS604", f"the loss scale {value.name!r} is float16", value.producer(), value)
 
 
-def _is_power(context: LintContext, value: ir.Value) -> bool:
+def _is_power(scalars: Bookkeeping, value: ir.Value) -> bool:
     """Return whether a value is the scale itself, or its reciprocal; a product with another number is a seed."""
-    assert context.scale is not None
-    scalars = context.scale.scalars
 
     def operand(node: ir.Node) -> ir.Value | None:
         others = [value for value in inputs_of(node) if value in scalars.multiples]
@@ -55,16 +54,16 @@ def _is_power(context: LintContext, value: ir.Value) -> bool:
 
 @rule("GS603")
 def _unscaling(context: LintContext) -> Iterator[Finding]:
-    for value, node in {} if context.flow is None else context.flow.unscaled.items():
-        if context.dtype(value) is _HALF:
+    for value, node in context.unscaled.items():
+        if context.dtypes.get(value) is _HALF:
             yield report("GS603", f"{value.name!r} is unscaled in float16", node, value)
 
 
 @rule("GS602")
 def _accumulation(context: LintContext) -> Iterator[Finding]:
-    nodes = nodes_with(context.view.nodes, Trait.ACCUMULATOR)
-    sums = [(node, node.inputs[0]) for node in nodes if _HALF in map(context.dtype, node.inputs[:2])]
-    states = [state for state in context.states if context.dtype(state.value) is _HALF]
+    nodes = nodes_with(context.nodes, Trait.ACCUMULATOR)
+    sums = [(node, node.inputs[0]) for node in nodes if _HALF in map(context.dtypes.get, node.inputs[:2])]
+    states = [state for state in context.states if context.dtypes.get(state.value) is _HALF]
     more = [(state.next.producer(), state.value) for state in states if _is_sum_of_gradients(context, state)]
     for node, value in [*sums, *more]:
         if value is not None:
@@ -88,7 +87,7 @@ def _unguarded(context: LintContext, state: State) -> ir.Value:
 def _is_rounded_copy(context: LintContext, state: State) -> bool:
     """Return whether a state is rounded on each step from masters of a wider type, without a share of its old value."""
     value = _unguarded(context, state)
-    is_rounded = context.dtype(source_by_trait(value, Trait.VIEW)) not in _SMALL
+    is_rounded = context.dtypes.get(source_by_trait(value, Trait.VIEW)) not in _SMALL
     return is_rounded and state.value not in find_coefficients(value, {state.value}, least=0)
 
 
@@ -97,14 +96,14 @@ def _counters(context: LintContext) -> Iterator[Finding]:
     counters = [state.value for state in context.states if state.carry is not Carry.ADD and is_scalar(state.value)]
     counters += [value for value in context.nexts if context.scale is None or value is not context.scale.value]
     for value in counters:
-        if (name := _SMALL.get(context.dtype(value))) is not None:
+        if (name := _SMALL.get(context.dtypes.get(value))) is not None:
             yield report("GS605", f"{value.name!r} is {name}", value=value)
 
 
 @rule("GS607")
 def _states(context: LintContext) -> Iterator[Finding]:
     for state in context.states:
-        name, value = _SMALL.get(context.dtype(state.value)), state.value
+        name, value = _SMALL.get(context.dtypes.get(state.value)), state.value
         if name is None or is_scalar(value) or state.next not in context.sources:
             continue
         is_written = state.carry in (Carry.OUTPUT, Carry.WRITE)
@@ -114,11 +113,11 @@ def _states(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS608")
 def _outputs(context: LintContext) -> Iterator[Finding]:
-    nexts, unscaled = {state.next for state in context.states}, {} if context.flow is None else context.flow.unscaled
-    for output in context.view.graph.outputs:
+    nexts = {state.next for state in context.states}
+    for output in context.graph.outputs:
         source = source_by_trait(output, Trait.VIEW)
-        is_narrowed = context.dtype(output) is _HALF and context.dtype(source) is not _HALF
-        if is_narrowed and source in unscaled and output not in nexts:
+        is_narrowed = context.dtypes.get(output) is _HALF and context.dtypes.get(source) is not _HALF
+        if is_narrowed and source in context.unscaled and output not in nexts:
             yield report("GS608", f"{output.name!r}, a gradient, leaves in float16", output.producer(), output)
 
 

@@ -6,13 +6,12 @@ loss.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.scales import Bookkeeping, find_candidates, find_supposed, sources_of
-from graphscale.checks.linting.flow import Flow
+from graphscale.checks.linting.flow import Scale
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError, suggest
@@ -20,30 +19,10 @@ from graphscale.graph.values import constant_tensor, is_float, is_scalar, subgra
 from graphscale.graph.walks import is_contradiction, producers_of, source_by_trait
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["Scale", "find_named_scale", "find_scale"]
+__all__ = ["find_named_scale", "find_scale"]
 
 # Number of candidates for a close look, the most promising first.
 _CANDIDATES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """The loss scale of a graph.
-
-    Attributes:
-        value: the loss scale: carried, fed or an initializer.
-        scalars: the bookkeeping; its symbol is the factor and divisor: `value`, or one computed from it.
-        nexts: the next values of the state of the loss scale, `{state: next value}`; none for a fixed scale.
-    """
-
-    value: ir.Value
-    scalars: Bookkeeping
-    nexts: Mapping[ir.Value, ir.Value]
-
-    @property
-    def adjusts(self) -> bool:
-        """True if the graph itself adjusts the scale."""
-        return self.value in self.nexts
 
 
 def find_named_scale(view: View, name: str) -> ir.Value:
@@ -87,8 +66,7 @@ def find_scale(
         scale = _complete(view, candidate.leaf, roles, nexts, candidate.symbol)
         # A constant is a loss scale if it acts as one in every respect; a shared 2.0 does not.
         is_constant = constant_tensor(candidate.leaf) is not None
-        flow = Flow(view, scale.scalars, scale.nexts.values()) if is_constant else None
-        if flow is None or (flow.unscaled and not (flow.faults or flow.scaled_outputs)):
+        if not is_constant or (scale.unscaled and not (scale.faults or scale.scaled_outputs)):
             return scale
     return None
 
@@ -107,7 +85,7 @@ def _complete(
     scalars = Bookkeeping(numbers, leaves, symbol or value)
     effective = _effective(scalars) if scalars.symbol is value else None
     scalars = scalars if effective is None else Bookkeeping(numbers, leaves, effective)
-    return Scale(value, scalars, {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
+    return Scale(view, value, scalars, {leaf: nexts[leaf] for leaf in leaves if leaf in nexts})
 
 
 def _effective(scalars: Bookkeeping) -> ir.Value | None:

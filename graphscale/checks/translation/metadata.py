@@ -15,10 +15,12 @@ from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.errors import ModelFileError
 from graphscale.files.training_info import training_info_of
 from graphscale.graph.notes import find_wrong_notes, texts_of
-from graphscale.graph.original import ORIGINAL_KEY, find_references, restore_original
-from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
+from graphscale.graph.order import check_order
+from graphscale.graph.original import ORIGINAL_KEY
+from graphscale.graph.restored import find_references, restore_original
+from graphscale.graph.stamp import Stamp, is_scaled
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import values_by_name
-from graphscale.graph.walks import check_order
 
 __all__ = ["metadata_differences"]
 

@@ -16,7 +16,8 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.errors import AutocastError, VerifyError, one_line
 from graphscale.files.reading import parse_json
 from graphscale.graph.builder import Names
-from graphscale.graph.stamp import Stamp, read_stamp
+from graphscale.graph.stamp import Stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import rename
 from graphscale.mixed_precision import autocast
 from graphscale.passes import AddTelemetry, Autocast

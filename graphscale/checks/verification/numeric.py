@@ -12,6 +12,7 @@ import numpy as np
 
 from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.bench import Bench
+from graphscale.checks.verification.promise import find_applied
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, Difference
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
@@ -234,10 +235,13 @@ def _compare_values(
 
 
 def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measurements) -> None:
-    name = "a non-finite gradient is skipped"
     if bench.pair.step.all_finite is None:
-        found.checks.append(Check(name, SKIPPED, "a fixed loss scale is not checked: every step is applied"))
+        why = "a fixed loss scale is not checked: every step is applied"
+        found.checks.append(Check("a non-finite gradient", SKIPPED, why))
         return
+    name = "a non-finite gradient is skipped"
+    if find_applied(bench.pair):
+        name += " until the scale is stuck"
     if bench.lacking:
         lost = f"the gradient {bench.lacking[0]!r} of the original is not in the scaled graph"
         if bench.pair.proved or not bench.gradients:

@@ -13,6 +13,7 @@ from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.passes.nodes.gradient_ranges import ROWS
 from graphscale.policy.dynamic_rule import DynamicRule, ScaleState
+from graphscale.policy.eager import next_state
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, ScaledValue
 
@@ -89,7 +90,7 @@ class Oracle:
         """Return whether a step is applied."""
         if self.rule is None:
             return finite or self.step.all_finite is None
-        stuck = self.rule.step(self._state(feeds), finite)[1]
+        stuck = next_state(self.rule, self._state(feeds), finite)[1]
         return finite or (stuck and self.rule.on_stuck == "accept")
 
     def after(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
@@ -101,7 +102,7 @@ class Oracle:
     def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> dict[ScaledValue, np.ndarray[Any, Any]]:
         """Return `{role: next value}` of the loss scale, and `stuck` if the policy has it."""
         assert self.rule is not None
-        state, stuck = self.rule.step(self._state(feeds), finite)
+        state, stuck = next_state(self.rule, self._state(feeds), finite)
         states = self._states.items()
         found = {role: np.asarray(getattr(state, role), dtype=_dtype(value)) for role, value in states}
         return found if self._stuck is None else {**found, ScaledValue.STUCK: np.asarray(stuck)}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.report import read_report
+from graphscale.analysis.report_reading import read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
@@ -19,10 +19,10 @@ from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
+from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled
 from graphscale.graph.values import is_source, value_label, values_by_name
-from graphscale.graph.walks import check_order
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import replace_training_ops
@@ -57,6 +57,7 @@ class Pair:
         proved: True if all nodes of the scaled graph are the expected ones.
         small: the types below float32 in the original, in the mixed precision of the scaled one.
         notes: facts for the user.
+        dtype: the type of the mixed precision that scaling put the original into; None without it.
         lowered: a lowered file; then `step` is that of its expected plain form, with the same initial values.
     """
 
@@ -69,6 +70,7 @@ class Pair:
     proved: bool
     small: frozenset[ir.DataType]
     notes: tuple[str, ...]
+    dtype: str | None = None
     lowered: ir.Model | None = None
 
     @functools.cached_property
@@ -156,6 +158,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         proved=not translation.graph or lowered is not None,
         small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
         notes=tuple(notes),
+        dtype=None if mixed is None else str(mixed.dtype),
         lowered=lowered,
     ), translation
 

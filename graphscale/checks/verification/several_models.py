@@ -25,7 +25,8 @@ from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
 from graphscale.files.reading import parse_json
 from graphscale.graph.damage import name_damage
-from graphscale.graph.stamp import Stamp, is_scaled, read_stamp
+from graphscale.graph.stamp import Stamp, is_scaled
+from graphscale.graph.stamp_reading import find_wrong_number, read_stamp
 from graphscale.lowering.lower_model import is_lowered
 from graphscale.ort.artifacts.autocast_folder import autocast_artifacts
 from graphscale.ort.artifacts.folder import CHECKPOINT, MODELS, TRAINING_MODEL, ArtifactFolder, check_complete
@@ -197,7 +198,7 @@ def _trained_differences(found: Checkpoint, expected: Checkpoint, stamp: Stamp, 
     yield from _checkpoint_differences(*bare)
     names = {role: stamp.names[role] for role in initial_states(policy)}
     held: dict[str, Any] = {role: found.frozen[name] for role, name in names.items() if name in found.frozen}
-    fault = stamp.find_wrong_number(found.frozen)
+    fault = find_wrong_number(stamp, found.frozen)
     yield from state_faults(policy, held) if fault is None else (fault,)
     for role, numbers in ((ScaledValue.WINDOW_FINITE, (-1, 0, 1)), (ScaledValue.STUCK, (0, 1))):
         if role in held and not all(number in numbers for number in held[role].reshape(-1)):

@@ -12,7 +12,7 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import SKIPPED, TRANSLATION, UNPROVED, Check
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.policy.dynamic_rule import ScaleState
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
 from graphscale.step.training_step import Step
@@ -20,19 +20,19 @@ from graphscale.step.training_step import Step
 __all__ = ["compare_part", "compare_translation", "state_faults"]
 
 
-def compare_translation(translation: Translation, pair: Pair, *, numeric: bool, trained: bool) -> list[Check]:
+def compare_translation(translation: Translation, pair: Pair, *, exact: bool, trained: bool) -> list[Check]:
     """Return the checks of a translation.
 
     Args:
         translation: the differences between the scaled graph and the original scaled again.
         pair: both graphs.
-        numeric: True if different nodes are no failure.
+        exact: False if different nodes are no failure.
         trained: True if carried state may begin at other values, within the range of the policy.
     """
     what = f"{len(translation.nodes)} nodes, each the original's or an inserted piece"
     graph = Check.proved(TRANSLATION, translation.graph, what, UNPROVED)
-    if numeric and translation.graph:
-        graph = Check(graph.name, SKIPPED, "numbers alone were asked for", True)
+    if not exact and translation.graph:
+        graph = Check(graph.name, SKIPPED, f"not asked for; {translation.graph[0]}", True)
     starts = _trained_faults(translation, pair) if trained else translation.starts.values()
     return [
         graph,

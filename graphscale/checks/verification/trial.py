@@ -22,7 +22,7 @@ from graphscale.errors import VerifyError
 from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays
 from graphscale.flow.support import reach
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import is_float, is_scalar, values_by_name
 from graphscale.graph.walks import ancestors
 from graphscale.pipeline import Model, open_copy

@@ -21,10 +21,25 @@ from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.counterexample import load_case
 from graphscale.checks.verification.numeric import Measurements, Progress, measure
 from graphscale.checks.verification.numeric import replay as replay_case
-from graphscale.checks.verification.pair import check_names, open_pair
+from graphscale.checks.verification.pair import Pair, check_names, open_pair
+from graphscale.checks.verification.promise import (
+    compare_expectations,
+    describe_promises,
+    find_applied,
+    parse_expectation,
+)
+from graphscale.checks.verification.related import relate
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
-from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, VerifyReport
+from graphscale.checks.verification.verify_report import (
+    FAILS,
+    HOLDS,
+    SKIPPED,
+    UNPROVED,
+    Case,
+    Check,
+    VerifyReport,
+)
 from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import read_npz
@@ -33,6 +48,8 @@ from graphscale.passes import LowerTrainingOps
 from graphscale.pipeline import Model, open_copy
 
 __all__ = ["verify"]
+
+_LOWERED = "a lowered file with other nodes than this version writes: verify the step that it was lowered from"
 
 
 @name_damage
@@ -54,6 +71,9 @@ def verify(
     roles: Any = None,
     keep: Sequence[str] | None = None,
     force_roles: bool = False,
+    exact: bool = True,
+    expect_policy: Any = None,
+    expect_dtype: str | None = None,
     numeric: bool = False,
     trained: bool = False,
     derivatives: bool = False,
@@ -92,6 +112,11 @@ def verify(
         roles: answers about roles, as given to the scaling.
         keep: states that advance on skipped steps, as given to the scaling.
         force_roles: accept the answers even where the original contradicts them, as given to the scaling.
+        exact: False to accept nodes that this version would not write: another tool may have rewritten the file, or
+            somebody else have scaled it. Then the relation to the original must hold.
+        expect_policy: the policy that the file must have, as for `scale`; "dynamic" for each dynamic one that skips all
+            steps with a non-finite gradient.
+        expect_dtype: the type of its mixed precision; "float32" for none.
         numeric: True for numbers alone: nodes that are neither the original's nor inserted pieces are no failure.
         trained: True if carried state may begin at other values than in the original, within the range of the policy,
             as in a file that a session has exported.
@@ -124,6 +149,9 @@ def verify(
         "roles": roles,
         "keep": keep,
         "force_roles": force_roles,
+        "inexact": not exact,
+        "expect_policy": expect_policy,
+        "expect_dtype": expect_dtype,
         "numeric": numeric,
         "derivatives": derivatives,
         "replay": replay,
@@ -132,33 +160,34 @@ def verify(
     if report is not None:
         return report
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
+    expected_policy = parse_expectation(expect_policy)
     progress("scaling the original again", 0, 0)
     hints = Hints(loss, place, gradients or (), updates, answers)
     if _is_folder(original):
         original, hints = _fuse(str(original), scaled, hints)
     pair, translation = open_pair(original, scaled, hints)
-    found = Measurements(notes=[*pair.notes], progress=progress, tolerance=tolerance)
-    if case is None:
-        found.checks += compare_translation(translation, pair, numeric=numeric, trained=trained)
+    notes = [*describe_promises(pair), *pair.notes]
+    found = Measurements(notes=notes, progress=progress, tolerance=tolerance)
+    if case is not None:
+        return _replay(found, pair, case, providers)
+    found.checks += compare_translation(translation, pair, exact=exact and not numeric, trained=trained)
+    progress("comparing with the original", 0, 0)
+    found.checks += relate(pair, translation, exact=exact, numeric=numeric)
+    found.checks += compare_expectations(pair, expected_policy, expect_dtype)
     try:
         check_names(pair)
     except VerifyError as error:
-        if case is not None:
-            raise VerifyError(f"the case cannot be run again: {error}") from error
-        return VerifyReport((*found.checks, Check("named values", FAILS, str(error), True)), pair.notes)
-    if case is not None:
-        with contextlib.closing(Bench(pair, providers)) as bench:
-            replay_case(found, bench, case)
-    else:
-        progress("proving the scaled graph", 0, 0)
-        found.checks += [
-            Check(each.name, SKIPPED, each.detail, True) if numeric and each.status == UNPROVED else each
-            for each in prove_again(pair)
-        ]
-    if case is None and derivatives:
+        return VerifyReport((*found.checks, Check("named values", FAILS, str(error), True)), tuple(notes))
+    progress("proving the scaled graph", 0, 0)
+    is_known = exact or numeric or pair.lowered is None or not translation.graph
+    found.checks += [
+        Check(each.name, SKIPPED, each.detail, True) if numeric and each.status == UNPROVED else each
+        for each in (prove_again(pair) if is_known else [Check("proof of the file", UNPROVED, _LOWERED, True)])
+    ]
+    if derivatives:
         progress("comparing gradients with slopes", 0, 0)
         found.checks.append(_compare_with_slopes(original, given, hints, seed, dims or {}))
-    if case is None and runs:
+    if runs:
         drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
         feeder, others = Feeder(*drawn), None
         if feeder.chosen:
@@ -171,7 +200,23 @@ def verify(
             if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
                 raise
             found.checks.append(Check("numbers", FAILS, str(error)))
-    return VerifyReport(tuple(found.checks), tuple(found.notes), found.counterexample, found.differences, found.runs)
+    return _report(found, pair)
+
+
+def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:
+    """Run a counterexample alone."""
+    try:
+        check_names(pair)
+    except VerifyError as error:
+        raise VerifyError(f"the case cannot be run again: {error}") from error
+    with contextlib.closing(Bench(pair, providers)) as bench:
+        replay_case(found, bench, case)
+    return _report(found, pair)
+
+
+def _report(found: Measurements, pair: Pair) -> VerifyReport:
+    parts = tuple(found.checks), tuple(found.notes), found.counterexample, found.differences, found.runs
+    return VerifyReport(*parts, applied=find_applied(pair))
 
 
 def _is_folder(model: Any) -> bool:

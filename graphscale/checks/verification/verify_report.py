@@ -14,6 +14,7 @@ from graphscale.process.summary import Row, Summary, few
 __all__ = [
     "FAILS",
     "HOLDS",
+    "RELATION",
     "SKIPPED",
     "TRANSLATION",
     "UNPROVED",
@@ -28,6 +29,7 @@ __all__ = [
 _Array = np.ndarray[Any, Any]
 HOLDS, FAILS, SKIPPED, UNPROVED = "holds", "fails", "skipped", "not proved"
 TRANSLATION = "translation"  # the name of the check that `numeric` leaves out
+RELATION = "equal to the original"
 _SHOWN = 3  # largest number of faults of one proof
 
 
@@ -186,6 +188,7 @@ class VerifyReport(Summary):
         counterexample: the first failing run, or None.
         differences: the errors in that run.
         runs: number of runs of the scaled graph.
+        applied: the policy, if it applies some steps with a non-finite gradient; else empty.
         subject: "folder" or "halves" for a comparison of several models, without runs; else empty.
     """
 
@@ -194,6 +197,7 @@ class VerifyReport(Summary):
     counterexample: Case | None = None
     differences: tuple[Difference, ...] = ()
     runs: int = 0
+    applied: str = ""
     subject: str = ""
 
     def _summarize(self) -> tuple[str, Iterable[Row]]:
@@ -215,7 +219,7 @@ class VerifyReport(Summary):
 
     @property
     def verdict(self) -> str:
-        """The verdict, such as "verified", "verified (folder)", "3 checks failed"; see docs/how-to/checking.md."""
+        """The verdict, such as "verified, exact", "verified", "3 checks failed"; see docs/how-to/checking.md."""
         failed, unproved = (sum(check.status == status for check in self.checks) for status in (FAILS, UNPROVED))
         if failed:
             return f"{failed} check{'s' if failed > 1 else ''} failed" + (
@@ -224,10 +228,13 @@ class VerifyReport(Summary):
         agree = f"numbers agree on {self.counted_runs}" if self.runs else "no numbers were compared"
         if not self.ok:
             return f"not proved; {agree}"
-        left_out = any(check.name == TRANSLATION and check.status == SKIPPED for check in self.checks)
-        if left_out or not any(check.proof for check in self.checks):
+        proofs = {check.name: check.status for check in self.checks if check.proof}
+        if not proofs or proofs.get(RELATION) == SKIPPED:
             return f"{agree}; nothing is proved"
-        return f"verified ({self.subject})" if self.subject else "verified"
+        if self.subject:
+            return f"verified ({self.subject})"
+        exact = ", exact" if proofs.get(TRANSLATION) == HOLDS else ""
+        return f"verified{exact}" + (f"; applies non-finite gradients: {self.applied}" if self.applied else "")
 
     @property
     def failures(self) -> tuple[Check, ...]:

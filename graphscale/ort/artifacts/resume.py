@@ -10,7 +10,7 @@ from graphscale.errors import ModelFileError
 from graphscale.files import model_files
 from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
 from graphscale.graph.damage import name_damage
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import find_wrong_number, read_stamp
 from graphscale.ort.artifacts.folder import CHECKPOINT, TRAINING_MODEL, check_parameters
 from graphscale.ort.artifacts.scale_folder import with_states
 from graphscale.ort.artifacts.training_scaling import initial_states
@@ -72,7 +72,7 @@ def resume_artifacts(folder: str | os.PathLike[str], checkpoint: str | os.PathLi
     missing += [name for name in expected.frozen if name not in found.frozen and name not in states]
     if missing:
         raise ModelFileError(f"{checkpoint} lacks the parameter {missing[0]!r} of {path}; it is of another model")
-    if (fault := stamp.find_wrong_number(found.frozen)) is not None:
+    if (fault := find_wrong_number(stamp, found.frozen)) is not None:
         raise ModelFileError(f"{checkpoint}: {fault}")
     complete = with_states(found, states)
     written = Path(folder, CHECKPOINT)

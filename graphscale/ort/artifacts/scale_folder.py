@@ -21,7 +21,7 @@ from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.lowering.flag_window import can_flag
 from graphscale.lowering.lower_model import count_lowered, lower_model
 from graphscale.ort.artifacts.folder import (

@@ -39,7 +39,6 @@ from graphscale.passes.nodes.finite import all_finite
 from graphscale.passes.nodes.update_rule import add_update_rule
 from graphscale.passes.nodes.write_order import order_writes
 from graphscale.passes.step_pass import carry
-from graphscale.passes.step_proof import prove_step
 from graphscale.pipeline import complete_report
 from graphscale.policy.dynamic_rule import DynamicRule
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale
@@ -86,7 +85,7 @@ def scale_training_model(
     step = dataclasses.replace(step, carried=(*step.carried, *filter(None, written)))
     order_writes(OrderWrites.builder(editor))
     scale, own = step.scale.value, scale_nodes(model.graph)
-    prove_step(step, own)
+    step.prove(own)
     if window_finite is not None:
         prove(model.graph, scale, step.loss, checked=step.checked, all_finite=window_finite, rule_nodes=own)
     report = complete_report(step, model.graph, nodes_before)

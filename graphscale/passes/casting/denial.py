@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from graphscale.errors import AutocastError, suggest
-from graphscale.graph.values import main_node, subgraphs
+from graphscale.graph.values import main_node, main_nodes, subgraphs
 from graphscale.operators import Colour
 from graphscale.passes.casting.constants import Misfit, find_misfits
 from graphscale.passes.casting.precision_plan import PrecisionPlan
@@ -36,7 +36,7 @@ def deny_nodes(
         AutocastError: a node to keep does not exist.
     """
     _check_kept(settings, step.graph)
-    owners, kept, untyped, opsets = step.owners, settings.keep, plan.untyped, step.graph.opset_imports
+    owners, kept, untyped, opsets = main_nodes(step.graph), settings.keep, plan.untyped, step.graph.opset_imports
     moving = plan.nodes_on(Colour.CLEAR)
     pinned = pin_nodes(step, plan.forward, plan.nodes_on(Colour.ALLOW), moving)
     unfit = find_misfits(plan, moving, dtype)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import constant_tensor, operands_of
+from graphscale.graph.values import all_nodes, constant_tensor, operands_of
 from graphscale.graph.walks import nodes_above
 from graphscale.operators import OPERATORS, CastRule, Colour, Kind
 from graphscale.passes.casting.settings import Settings
@@ -90,7 +90,7 @@ def _sides(node: ir.Node, rule: CastRule, floats: set[ir.Value]) -> Sides:
 
 def begin_plan(step: Step, settings: Settings) -> PrecisionPlan:
     """Return a plan without chosen nodes."""
-    everything = list(step.graph.all_nodes()) if step.owners else list(step.nodes)
+    everything = list(all_nodes(step.graph))
     typed = dtypes_of(everything)
     read: set[ir.Value | None] = set()
     for node in everything:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.graph.values import inner_nodes, is_scalar
+from graphscale.graph.values import inner_nodes, is_scalar, operands_of
 from graphscale.graph.walks import nodes_above, source_of
 from graphscale.step.training_step import Step
 
@@ -32,7 +32,7 @@ def pin_nodes(
     # Clear nodes may have moved the computed loss.
     moved = source_of(step.loss, lambda node: node.inputs[0] if node in on_clear_list and node.inputs else None)
     allowed = set(_contractions(step, on_allow_list)) - {moved.producer()}
-    nodes = step.nodes
+    nodes = tuple(step.graph)
     backward = nodes_above(*step.gradients)
     reasons = {node: OPTIMIZER for node in nodes if node not in forward and node not in backward}
     reasons |= dict.fromkeys(_head(step, [node for node in nodes if node in forward], allowed), LOSS)
@@ -42,11 +42,11 @@ def pin_nodes(
 
 def _contractions(step: Step, on_allow_list: set[ir.Node]) -> Iterator[ir.Node]:
     """Yield the allowed nodes of the main graph, by their bodies if they have some, without sums to scalars."""
-    for node in step.nodes:
+    for node in step.graph:
         if node in on_allow_list:
             if not any(is_scalar(value) for value in node.outputs):
                 yield node
-        elif step.owners and any(inner in on_allow_list for inner in inner_nodes(node)):
+        elif any(inner in on_allow_list for inner in inner_nodes(node)):
             yield node
 
 
@@ -57,12 +57,12 @@ def _head(step: Step, forward: Sequence[ir.Node], allowed: set[ir.Node]) -> Iter
     for node in reversed(forward):
         if node in allowed or not leads_on.isdisjoint(node.outputs):
             leading.add(node)
-            leads_on.update(step.reads[node])
+            leads_on.update(operands_of(node))
     depends: set[ir.Value] = set()
     for node in forward:
         if node in allowed:
             depends.update(node.outputs)
-        elif not depends.isdisjoint(step.reads[node]):
+        elif not depends.isdisjoint(operands_of(node)):
             depends.update(node.outputs)
             if node not in leading:
                 yield node
@@ -80,7 +80,7 @@ def _seed(step: Step, allowed: set[ir.Node]) -> Iterator[ir.Node]:
         if place.edge is None and producer is not None:
             yield producer
     beyond: set[ir.Value | None] = set()
-    for node in step.nodes:
+    for node in step.graph:
         reads_seed = node in edges or not seed.isdisjoint(node.inputs)
         if (reads_seed and node in allowed) or not beyond.isdisjoint(node.inputs):
             beyond.update(node.outputs)

@@ -15,12 +15,12 @@ from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.stamp import ROLES_KEY
 from graphscale.graph.values import node_name, op_name
 from graphscale.operators import MICROSOFT
+from graphscale.operators.stock_kernels import needs_training_build
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.lower_training_ops import FORMULAS
 from graphscale.passes.lower_training_ops.without_form import WITHOUT_FORM
 from graphscale.passes.lower_training_ops.writer import Writer
 from graphscale.passes.lower_training_ops.written_states import expose_states, find_flags, stated_roles
-from graphscale.targets import needs_training_build
 
 __all__ = ["LowerTrainingOps"]
 

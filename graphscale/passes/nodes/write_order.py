@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
 from graphscale.graph.builder import Builder
+from graphscale.graph.order import restore_order
 from graphscale.graph.values import Use, operand_at
-from graphscale.graph.walks import restore_order
 
 __all__ = ["add_never", "add_reader_flag", "order_writes", "write_in_place"]
 

@@ -31,6 +31,7 @@ def assert_apart(scene: Scene, layout: Layout) -> None:
             assert other[3] <= top or other[1] >= bottom, (boxes[n], other)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])

@@ -80,6 +80,7 @@ def test_the_marks_of_an_unscaled_graph_are_its_places_and_gradients(name: str) 
     )
 
 
+@pytest.mark.cover(1)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", MODEL_NAMES)

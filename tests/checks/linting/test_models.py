@@ -90,6 +90,7 @@ def test_exported_graphs(name: str) -> None:
     assert (report.loss_scale, report.gradients) == (None, 0)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", MODEL_NAMES)
@@ -106,6 +107,7 @@ def test_scaled_graphs(name: str, variant: str) -> None:
     assert (by_hand.check is None) == (report.check is None)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", MORE)
 @pytest.mark.parametrize("name", SOME)
@@ -243,6 +245,7 @@ def test_sums_in_a_body_that_begin_with_numbers(kind: str) -> None:
     assert [(finding.code, finding.value) for finding in gs.lint(scaled).findings] == [("GS201", "du_out_1")]
 
 
+@pytest.mark.cover(6)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("options", [{}, {"stages": 2, "bucket_bytes": 64}, {"pack_buckets": False}], ids=str)
 @pytest.mark.parametrize("variant", [*VARIANTS, "accept in place", "scaled loss", "telemetry", "float16 in place"])

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import graphscale as gs
 from graphscale.errors import ModelFileError
-from graphscale.graph.walks import check_order
+from graphscale.graph.order import check_order
 from tests.conftest import MODELS
 
 pytestmark = pytest.mark.static

@@ -34,6 +34,7 @@ def require(name: str, target: str) -> None:
         pytest.skip(NEEDS_TRAINING)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["onnx", "ort-cuda", *IN_PLACE])
 @pytest.mark.parametrize("name", MODEL_NAMES)
@@ -51,6 +52,7 @@ def test_every_graph_and_target(name: str, target: str) -> None:
     assert len(replaced) == (target == "ort-training-cuda")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.full
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_metadata_of_another_form_are_refused(text: str) -> None:
         gs.verify(*claiming(text), runs=1)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.full
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)])
 @pytest.mark.parametrize("name", MODEL_NAMES if HAS_TRAINING else PORTABLE)

@@ -86,7 +86,7 @@ def test_the_step_loses_digits_without_a_scale() -> None:
 
 def test_a_correct_step_is_verified() -> None:
     report = verify(scaled())
-    assert report.verdict == "verified", report.failures
+    assert report.verdict == "verified, exact", report.failures
 
 
 def node_of(graph: onnx.GraphProto, output: str) -> onnx.NodeProto:

@@ -15,6 +15,7 @@ NEWER = {"opset-23-export.sgd", "keras-layers.noise"} if HAS_TRAINING else set()
 NAMES = [name for name in sorted({*pack.names()} - REFUSED - CARRYING)[::4] if name not in NOWHERE | NEWER]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)

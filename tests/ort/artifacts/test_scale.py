@@ -14,7 +14,7 @@ import pytest
 import graphscale as gs
 from graphscale.errors import AlreadyScaledError, GraphscaleError, OutputError, TargetError, UnsupportedModelError
 from graphscale.files.ort_checkpoint import read_checkpoint, write_checkpoint
-from graphscale.graph.stamp import read_stamp
+from graphscale.graph.stamp_reading import read_stamp
 from graphscale.ort.artifacts import ScaledArtifacts, scale_artifacts
 from graphscale.ort.artifacts import scale_folder as scale_module
 from tests.cli.command import cell, contents, graphscale, succeed

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
+from graphscale.operators.stock_kernels import STOCK_OPERATORS
 from graphscale.passes import Autocast
 from graphscale.passes.lower_training_ops import FORMULAS
-from graphscale.targets import STOCK_OPERATORS
 from tests.ort.long_runs.recorded import read_training
 from tests.ort.long_runs.trainings import FOLDERS, GRAPHS, ORT, train_folder
 

@@ -54,6 +54,8 @@ def mixed(name: str, way: str) -> gs.AutocastModel:
     return gs.autocast(load_example(name).model(), **options_for(name, way))
 
 
+@pytest.mark.static
+@pytest.mark.cover(2)
 @each_way
 def test_casts_stand_at_borders_alone(example: Example, way: str) -> None:
     result = mixed(example.name, way)
@@ -62,6 +64,8 @@ def test_casts_stand_at_borders_alone(example: Example, way: str) -> None:
     assert (result.report.low_nodes > 0) == (not without)
 
 
+@pytest.mark.static
+@pytest.mark.cover(2)
 @each_way
 def test_it_is_valid_where_the_original_is(example: Example, way: str) -> None:
     model = mixed(example.name, way).model
@@ -71,6 +75,7 @@ def test_it_is_valid_where_the_original_is(example: Example, way: str) -> None:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("level", [Level.ORT_DISABLE_ALL, Level.ORT_ENABLE_ALL], ids=["plain", "optimized"])
 @pytest.mark.parametrize("way", RUNNABLE)
 def test_it_computes_what_float32_does_up_to_rounding(example: Example, way: str, level: Level) -> None:
@@ -97,6 +102,8 @@ def serialized(model: onnx.ModelProto) -> tuple[bytes, bytes]:
     return rewritten, original
 
 
+@pytest.mark.static
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("way", ["typed", "emulated"])
 def test_the_original_is_untouched_and_the_result_always_the_same(example: Example, way: str) -> None:
     model = example.model()
@@ -114,6 +121,7 @@ def test_the_original_is_untouched_and_the_result_always_the_same(example: Examp
     assert ir.to_proto(graph).SerializeToString(deterministic=True) == before
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("way", ["typed", "emulated"])
 def test_it_can_be_scaled(example: Example, way: str) -> None:
     """At once or in two steps, which comes to the same; every backward contraction is covered and all is proved."""
@@ -131,6 +139,7 @@ def test_it_can_be_scaled(example: Example, way: str) -> None:
     assert at_once.report.autocast == mixed(example.name, way).report.to_dict()
 
 
+@pytest.mark.static
 @pytest.mark.full
 def test_carried_state_and_gradients_are_float32(example: Example) -> None:
     """Behind the casts that follow the last contraction; only what was float16 in the original is float16."""
@@ -169,6 +178,7 @@ def test_emulation_computes_what_the_dtypes_of_the_typed_graph_say(name: str) ->
         assert_same_numbers(actual[output], expected[output], output)
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("way", ["typed", "emulated"])
 def test_the_bytes_of_activations(example: Example, way: str) -> None:
     """Values that the loss is computed from and the rest of the step reads, counted by hand."""

@@ -21,9 +21,9 @@ import onnx.parser
 from onnx import TensorProto, helper
 
 from graphscale.operators import MICROSOFT
+from graphscale.operators.stock_kernels import STOCK_OPERATORS
 from graphscale.passes.lower_training_ops import FORMULAS
 from graphscale.passes.lower_training_ops.without_form import WITHOUT_FORM
-from graphscale.targets import STOCK_OPERATORS
 from tests.passes.training_ops.emitted_operators import GRAPHS, OPERATORS, Emitted, load_forward_operators
 from tests.passes.training_ops.forward.forward_patterns import PATTERNS, Pattern
 from tests.passes.training_ops.forward.node import FORWARD

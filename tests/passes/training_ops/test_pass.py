@@ -13,8 +13,9 @@ import pytest
 import graphscale as gs
 from graphscale.errors import AlreadyScaledError, UnsupportedModelError
 from graphscale.operators import OPERATORS
+from graphscale.operators.stock_kernels import STOCK_OPERATORS
 from graphscale.passes import LowerTrainingOps
-from graphscale.targets import IN_ONNX_DOMAIN, STOCK_OPERATORS
+from graphscale.targets import IN_ONNX_DOMAIN
 from tests.build import parse
 from tests.cli.command import refuse, succeed
 from tests.conftest import HAS_TRAINING, run_once

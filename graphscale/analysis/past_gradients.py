@@ -1,27 +1,47 @@
-"""Values past the finite check in which finite gradients can overflow: sums and casts in a type of a small range.
+"""Values that are to be checked beside the gradients: what else can carry NaN or infinity into a weight.
 
 An optimizer may add gradients up in float16, or narrow them: each gradient is finite, and their sum is not. Such a
-value is checked itself. A next weight is none: the weight overflows there.
+value is checked itself. A next weight is none: the weight overflows there. And a batch may move a weight past all
+gradients, by a rate or by the weight of an example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.edits import Plan
+from graphscale.analysis.learnt import find_summands
+from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, Update, find_coefficients
 from graphscale.flow.support import reach
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import Use, is_source, uses_of
+from graphscale.graph.values import Use, is_float, is_source, uses_of
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Kind, Trait, has_trait, rule_of, survival_of
 
-__all__ = ["find_narrow_sums"]
+__all__ = ["find_moving_terms", "find_narrow_sums"]
 
 # The floating-point types with a smaller range than float32.
 _SMALL = frozenset((ir.DataType.FLOAT16,))
 _NUMBERS = Trait.MOVE | Trait.EXACT
+
+
+def find_moving_terms(
+    topology: Topology, plan: Plan, batches: Collection[ir.Value], weights: Mapping[ir.Value, ir.Value]
+) -> tuple[ir.Value, ...]:
+    """Find the terms that move weights by a batch that reaches them past all gradients.
+
+    Args:
+        topology: the topology of the graph.
+        plan: the plan of the scaling.
+        batches: the inputs with data of a batch.
+        weights: `{next weight: weight}`.
+    """
+    moved = reach(topology.graph, batches, plan.unscaled)
+    terms = (v for o, state in weights.items() if o in moved for v in find_summands(topology, o, {state}) if v is not o)
+    return tuple(dict.fromkeys(v for v in terms if v in moved and is_float(v) and plan.degree(v) == 0))
 
 
 def find_narrow_sums(

@@ -1,0 +1,239 @@
+"""The numbers of all values of a graph: terms in normal form, and degrees by the rules of the operator table."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx.reference
+import onnx_ir as ir
+
+from graphscale.checks.relation import layout_forms  # noqa: F401  (its normal forms)
+from graphscale.checks.relation.forms import Call, build
+from graphscale.checks.relation.terms import Number, Operation, Shape, Source, Terms
+from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Mixed
+from graphscale.flow.term import attribute_key
+from graphscale.graph.values import constant_tensor, has_bodies, own_dtype, subgraphs
+from graphscale.graph.walks import carried_by
+from graphscale.operators import Trait, has_trait, optimizer_of
+
+__all__ = ["Numbering", "shape_of"]
+
+_FOLDED = 4096  # elements of a folded result
+_PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING)
+_LISTS = (ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS)
+
+
+class Numbering:
+    """The numbers of the values of a model.
+
+    Args:
+        terms: the table.
+        model: the model, without calls of model-local functions.
+        given: the numbers of some values, such as the scale and the finite flag.
+        rounds: True to use normal forms that round differently.
+    """
+
+    def __init__(self, terms: Terms, model: ir.Model, given: Mapping[ir.Value, Number], *, rounds: bool) -> None:
+        self.terms = terms
+        self._given, self._opsets, self._rounds = given, model.opset_imports, rounds
+        self._numbers: dict[ir.Value, Number] = {}
+        self._degrees = DegreeDomain()
+        self._level = 0
+        self._draws = Counter[Hashable]()
+        self._outputs = set(model.graph.outputs)
+        self._visit(model.graph)
+
+    def of(self, value: ir.Value) -> Number:
+        """Return the number of a value."""
+        found = self._numbers.get(value)
+        if found is None:
+            found = self._numbers[value] = self._given.get(value) or self._source(value)
+        return found
+
+    def _source(self, value: ir.Value) -> Number:
+        tensor = constant_tensor(value)
+        if tensor is None:
+            return Number(self.terms.add(Source("input", value.name, value.dtype), value.dtype, shape_of(value)))
+        return Number(self.terms.constant(tensor), ZERO if self._degrees.is_zero(value) else 0)
+
+    def _visit(self, nodes: Iterable[ir.Node]) -> None:
+        for node in nodes:
+            for value, number in zip(node.outputs, self._results(node), strict=True):
+                self._numbers[value] = self._given.get(value, number)
+
+    def _results(self, node: ir.Node) -> Sequence[Number]:
+        if node.op_type == "Constant" and not node.domain:
+            return [self._source(node.outputs[0])]
+        operands = [None if value is None else self.of(value) for value in node.inputs]
+        if not subgraphs(node):
+            return self._operation(node, operands)
+        if node.op_type == "If" and not node.domain:
+            return self._selection(node, operands)
+        if has_bodies(node):
+            return self._rounds_of(node, operands)
+        return [Number(self.terms.unknown(f"the body of {node.name!r}", value.dtype)) for value in node.outputs]
+
+    def _operation(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
+        elements = self._degrees.transfer(node, [0 if n is None else n.degree for n in operands])
+        terms = [None if n is None else n.term for n in operands]
+        optimizer = optimizer_of(node)
+        signal = None if optimizer is None else optimizer.update_signal
+        if signal is not None and signal < len(terms) and self.terms.is_true(terms[signal]):
+            terms[signal] = None  # an omitted signal says the same
+        if len(elements) == 1 and not isinstance(elements[0], Mixed):
+            folded = self._fold(node, terms)
+            if folded is not None:
+                return [Number(folded, ZERO if self.terms.holds(folded, 0) else elements[0])]
+        attributes, results = self._attributes(node), []
+        for index, (value, element) in enumerate(zip(node.outputs, elements, strict=True)):
+            dtype = own_dtype(value)
+            if isinstance(element, Mixed):
+                results.append(Number(self.terms.unknown(element.reason, dtype)))
+                continue
+            call = Call(
+                *(self.terms, node.domain, node.op_type, attributes, terms, index, dtype, shape_of(value)),
+                is_final=value in self._outputs,
+                rounds=self._rounds,
+            )
+            results.append(Number(build(call), element))
+        if has_trait(node, Trait.RANDOM):
+            results = self._draw(node, results)
+        return results
+
+    def _draw(self, node: ir.Node, results: Sequence[Number]) -> list[Number]:
+        """Distinguish draws of equal operators by their order."""
+        key = (self._level, tuple(n.term for n in results))
+        count = self._draws[key]
+        self._draws[key] += 1
+        return [
+            dataclasses.replace(
+                n, term=self.terms.add(Operation("", "draw", (("", count),), (n.term,)), *self._type_of(n.term))
+            )
+            for n in results
+        ]
+
+    def _type_of(self, term: int) -> tuple[ir.DataType | None, Shape]:
+        return self.terms.dtypes[term], self.terms.shapes[term]
+
+    def _fold(self, node: ir.Node, operands: Sequence[int | None]) -> int | None:
+        """Return the term of the result of an operator on small constants; None for other nodes."""
+        arrays = {
+            v.name or "": self.terms.array(t) for v, t in zip(node.inputs, operands, strict=True) if v is not None
+        }
+        if node.domain or not arrays or any(array is None for array in arrays.values()) or len(node.outputs) != 1:
+            return None
+        if has_trait(node, Trait.RANDOM) or "" in arrays:
+            return None
+        try:
+            evaluator = onnx.reference.ReferenceEvaluator(ir.serde.serialize_node(node), opsets=dict(self._opsets))
+            (result,) = evaluator.run(None, arrays)
+        except Exception:  # the evaluator has errors of all kinds; then the operator stays
+            return None
+        result = np.asarray(result)
+        if (
+            result.size > _FOLDED
+            or (node.outputs[0].dtype or ir.DataType.from_numpy(result.dtype)).numpy() != result.dtype
+        ):
+            return None
+        return self.terms.array_term(result)
+
+    def _attributes(self, node: ir.Node) -> dict[str, Hashable]:
+        held = node.attributes.data
+        if not held:
+            return {}
+        defaults = _defaults(node.domain, node.op_type, self._opsets.get(node.domain, 1))
+        found = {name: _plain(value) for name, value in held.items() if value.type is not ir.AttributeType.GRAPH}
+        return {name: value for name, value in found.items() if name not in defaults or defaults[name] != value}
+
+    # --- bodies ---
+
+    def _body(self, body: ir.Graph) -> list[Number]:
+        self._visit(body)
+        return [self.of(value) for value in body.outputs]
+
+    def _selection(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
+        graphs = {a.name: a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH}
+        branches = [graphs["then_branch"], graphs["else_branch"]]
+        condition = None if operands[0] is None else operands[0].term
+        if condition in (self.terms.true, self.terms.false):
+            return self._body(branches[condition == self.terms.false])
+        pairs = zip(*map(self._body, branches), node.outputs, strict=True)
+        return [self._join(node, condition, *pair) for pair in pairs]
+
+    def _join(self, node: ir.Node, condition: int | None, one: Number, other: Number, value: ir.Value) -> Number:
+        degrees = _meet(one.degree, other.degree)
+        if degrees is None:
+            return Number(self.terms.unknown(f"the branches of {node.name!r} disagree on the scale", value.dtype))
+        if one.term == other.term:
+            return Number(one.term, degrees[0])
+        key = Operation("", "If", (), (condition, one.term, other.term))
+        return Number(self.terms.add(key, own_dtype(value), shape_of(value)), degrees[0])
+
+    def _rounds_of(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
+        """Visit the body of a Loop or a Scan with arguments for its inputs, until their degrees stand."""
+        (body,), (first, count, ahead) = subgraphs(node), carried_by(node)
+        given = [n if n is None or i > 0 or not ahead else None for i, n in enumerate(operands)]
+        degrees: list[Degree] = [0 if n is None else n.degree for n in given]
+        degrees += [0] * (len(body.inputs) - len(degrees))
+        self._level += 1
+        while True:
+            for i, (value, degree) in enumerate(zip(body.inputs, degrees, strict=False)):
+                source = Source("argument", (self._level, i), value.dtype)
+                self._numbers[value] = Number(self.terms.add(source, value.dtype), degree)
+            results = self._body(body)
+            met = [_meet(degrees[first + j], results[ahead + j].degree) for j in range(count)]
+            risen = [degrees[first + j] if each is None else each[0] for j, each in enumerate(met)]
+            if None in met or risen == degrees[first : first + count]:
+                break
+            degrees[first : first + count] = risen
+        self._level -= 1
+        if None in met:
+            reason = f"the rounds of {node.name!r} disagree on the scale"
+            return [Number(self.terms.unknown(reason, value.dtype)) for value in node.outputs]
+        above = tuple(None if n is None else n.term for n in operands)
+        carried = tuple(n.term for n in results[: ahead + count])
+        found, attributes = [], tuple(sorted(self._attributes(node).items()))
+        for j, value in enumerate(node.outputs):
+            result = results[ahead + j]
+            key = Operation(node.domain, node.op_type, attributes, (*above, None, *carried, result.term), j)
+            degree = degrees[first + j] if j < count else result.degree
+            found.append(Number(self.terms.add(key, own_dtype(value), shape_of(value)), degree))
+        return found
+
+
+def _meet(one: Degree, other: Degree) -> tuple[Degree] | None:
+    """Return the common degree, in a tuple, or None."""
+    known = {one, other} - {ZERO}
+    return None if len(known) > 1 else (next(iter(known), ZERO),)
+
+
+def shape_of(value: ir.Value) -> Shape:
+    """Return the shape of a value; None if one of its axes is unknown."""
+    if value.shape is None:
+        return None
+    axes = tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape)
+    return None if None in axes else axes  # type: ignore[return-value]
+
+
+def _plain(attribute: ir.Attr) -> Hashable:
+    if attribute.is_ref():
+        return ("reference", attribute.ref_attr_name)
+    if attribute.type in _PLAIN:
+        return attribute.value  # type: ignore[no-any-return]
+    return tuple(attribute.value) if attribute.type in _LISTS else attribute_key(attribute)
+
+
+@functools.cache
+def _defaults(domain: str, op_type: str, version: int) -> Mapping[str, Hashable]:
+    """Return the default values of an operator's attributes."""
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return {}
+    held = ((name, each.default_value) for name, each in schema.attributes.items() if each.default_value.name)
+    return {name: _plain(ir.serde.deserialize_attribute(value)) for name, value in held}

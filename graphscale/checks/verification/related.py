@@ -1,0 +1,84 @@
+"""The checks by the relation of two models, which believe nothing of a file but the names of the scale and the flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from graphscale.checks.relation.relate import Relation, no_numbers
+from graphscale.checks.relation.terms import Number, Source, Terms
+from graphscale.checks.translation.validation import Translation
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.verify_report import RELATION, SKIPPED, UNPROVED, Check
+from graphscale.policy.names import ScaledValue
+
+__all__ = ["relate"]
+
+
+def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) -> list[Check]:
+    """Compare the file with the original, and with the rule of its policy where its nodes are not the expected ones.
+
+    Args:
+        pair: both graphs.
+        translation: the comparison of nodes.
+        exact: True if it must hold.
+        numeric: True if numbers alone were asked for.
+    """
+    if numeric and translation.graph:
+        return [Check(RELATION, SKIPPED, "numbers alone were asked for", True)]
+    rules = [] if exact or not translation.graph else [_compare_rules(pair, translation.expected)]
+    return [_compare_with_original(pair), *rules]
+
+
+def _compare_with_original(pair: Pair) -> Check:
+    """Compare the outputs and states of the file on an applied step with the original's.
+
+    Operations whose results may differ in the last bits are joined only if no difference is left then.
+    """
+    names, model = pair.step.stamp.names, pair.lowered or pair.step.model
+
+    def applied(terms: Terms) -> Mapping[str, Number]:
+        scale = Number(terms.array_term(np.array(1, np.float32)), 1)
+        numbers = {ScaledValue.LOSS_SCALE: scale, ScaledValue.ALL_FINITE: Number(terms.true)}
+        return {names[role]: number for role, number in numbers.items() if role in names}
+
+    def differences(*, rounds: bool) -> Iterator[str]:
+        return Relation(pair.original, model, (no_numbers, applied), rounds=rounds).find_differences(pair.states)
+
+    exact = list(differences(rounds=False))
+    found = [*_find_moved(pair.original.graph, model.graph), *(differences(rounds=True) if exact else ())]
+    what = f"{len(pair.original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
+    return Check.proved(RELATION, found, what + (", up to rounding" if exact else ""), UNPROVED)
+
+
+def _find_moved(original: ir.Graph, found: ir.Graph) -> Iterator[str]:
+    """Yield the first input or output of the original that has another place among those of the file."""
+    for kind in ("inputs", "outputs"):
+        wanted, names = ([value.name for value in getattr(graph, kind)] for graph in (original, found))
+        present = [name for name in wanted if name in names]
+        order = [name for name in names if name in present]
+        yield from (
+            f"{name!r} is not in its place among the {kind}"
+            for name, at in zip(present, order, strict=True)
+            if name != at
+        )
+
+
+def _compare_rules(pair: Pair, expected: ir.Model) -> Check:
+    """Compare the state and the results that scaling adds with those that this version writes for the policy.
+
+    The finite flag counts as given.
+    """
+    flag = pair.step.stamp.names.get(ScaledValue.ALL_FINITE)
+
+    def given(terms: Terms) -> Mapping[str, Number]:
+        return {} if flag is None else {flag: Number(terms.add(Source("input", flag), ir.DataType.BOOL, ()))}
+
+    kept = {value.name for value in pair.original.graph.outputs} | {flag}
+    names = [value.name or "" for value in expected.graph.outputs if value.name not in kept]
+    written = {value.name or "": value.name for value in pair.step.added if pair.following[value.name or ""] is None}
+    relation = Relation(expected, pair.lowered or pair.step.model, (given, given), rounds=True)
+    found = list(relation.find_differences(written, [*names, *written]))
+    return Check.proved("rule of the policy", found, f"{len(names) + len(written)} values follow it", UNPROVED)

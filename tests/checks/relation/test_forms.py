@@ -1,0 +1,174 @@
+"""Spellings that the relation joins, and those that it must tell apart: both sides of each row are run."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.reference
+import onnx_ir as ir
+import pytest
+
+from graphscale.checks.relation.relate import Relation, no_numbers
+
+pytestmark = pytest.mark.static
+
+INPUTS = "float[2,3] x, float[2,3] z, float[3,4] w, float[4] b, float16[2,3] h, bool f, float[] s"
+CONSTANTS = {
+    "one": np.array(1, np.float32),
+    "ones": np.ones((2, 3), np.float32),
+    "two": np.array(2, np.float32),
+    "w0": np.arange(6, dtype=np.float32).reshape(3, 2),
+    "half": np.array(0.5, np.float32),
+    "yes": np.array(True),
+    "axis": np.array([1], np.int64),
+    "flat": np.array([6], np.int64),
+    "turned": np.array([3, 2], np.int64),
+    "square": np.array([2, 3], np.int64),
+    "column": np.array([3, 1], np.int64),
+    "zero_": np.array([0], np.int64),
+    "one_": np.array([1], np.int64),
+    "two_": np.array([2], np.int64),
+    "row": np.array([1, 2, 3], np.float32),
+    "nothing": np.array(0, np.float32),
+}
+
+SAME = {
+    "a copy": ("y = Relu(x)", "t = Identity(x) y = Relu(t)"),
+    "a sum of one": ("y = Relu(x)", "t = Sum(x) y = Relu(t)"),
+    "a sum of two": ("y = Add(x, z)", "y = Sum(x, z)"),
+    "another order": ("y = Add(x, z)", "y = Add(z, x)"),
+    "a common subexpression": ("a = Relu(x) c = Relu(x) y = Add(a, c)", "a = Relu(x) y = Add(a, a)"),
+    "a default attribute": ("y = Softmax(x)", "y = Softmax<axis=-1>(x)"),
+    "a cast to the same type": ("y = Relu(x)", "t = Cast<to=1>(x) y = Relu(t)"),
+    "a cast there and back": ("y = Relu(h)", "a = Cast<to=1>(h) c = Cast<to=10>(a) y = Relu(c)"),
+    "a cast like another": ("y = Cast<to=10>(x)", "y = CastLike(x, h)"),
+    "a known selection": ("y = Relu(x)", "t = Where(yes, x, z) y = Relu(t)"),
+    "a selection of equals": ("y = Relu(x)", "t = Where(f, x, x) y = Relu(t)"),
+    "two negations": ("y = Where(f, x, z)", "a = Not(f) c = Not(a) y = Where(c, x, z)"),
+    "a contradiction": ("y = Relu(z)", "a = Not(f) c = And(a, f) t = Where(c, x, z) y = Relu(t)"),
+    "a tautology": ("y = Relu(x)", "a = Not(f) c = Or(f, a) t = Where(c, x, z) y = Relu(t)"),
+    "a neutral flag": ("y = Where(f, x, z)", "c = And(yes, f) y = Where(c, x, z)"),
+    "a factor of one": ("y = Relu(x)", "t = Mul(x, one) y = Relu(t)"),
+    "a divisor of ones": ("y = Relu(x)", "t = Div(x, ones) y = Relu(t)"),
+    "a folded constant": ("y = Mul(x, two)", "t = Add(one, one) y = Mul(x, t)"),
+    "a known shape": ("y = Reshape(x, square)", "t = Shape(z) y = Reshape(x, t)"),
+    "two reshapes": ("y = Reshape(x, flat)", "t = Reshape(x, turned) y = Reshape(t, flat)"),
+    "an axis and no axis": ("y = Relu(x)", "a = Unsqueeze(x, axis) c = Squeeze(a, axis) y = Relu(c)"),
+    "an expansion of nothing": ("y = Relu(x)", "t = Expand(x, square) y = Relu(t)"),
+    "two transpositions": ("y = Relu(x)", "a = Transpose(x) c = Transpose<perm=[1,0]>(a) y = Relu(c)"),
+    "a transposed unit axis": (
+        "t = Unsqueeze(x, axis) y = Squeeze(t, axis)",
+        "t = Unsqueeze(x, axis) a = Transpose<perm=[1,0,2]>(t) y = Reshape(a, square)",
+    ),
+    "a part of a transposition": (
+        "t = Transpose(x) y = Slice(t, one_, two_, axis)",
+        "t = Slice(x, one_, two_, zero_) y = Transpose(t)",
+    ),
+    "a transposition above an operator": (
+        "t = Add(x, z) y = Transpose(t)",
+        "a = Transpose(x) c = Transpose(z) y = Add(a, c)",
+    ),
+    "a transposition above a row": (
+        "t = Mul(x, row) y = Transpose(t)",
+        "a = Transpose(x) c = Reshape(row, column) y = Mul(a, c)",
+    ),
+    "a view above an operator": (
+        "t = Add(x, z) y = Reshape(t, flat)",
+        "a = Reshape(x, flat) c = Reshape(z, flat) y = Add(a, c)",
+    ),
+    "a view that a folded shape gives": ("t = Shape(x) y = Reshape(z, t)", "y = Reshape(z, square)"),
+    "a branch that is known": (
+        "y = Relu(x)",
+        "y = If(yes) <then_branch = g () => (float[2,3] p) {p = Relu(x)}, "
+        "else_branch = e () => (float[2,3] q) {q = Neg(x)}>",
+    ),
+}
+ROUNDED = {
+    "a sum of products": ("y = Gemm(x, w, b)", "t = MatMul(x, w) y = Add(t, b)"),
+    "a transposed factor": ("t = Transpose(w) y = Gemm<transB=1>(x, t)", "y = MatMul(x, w)"),
+    "a factor of a product": ("y = Gemm<alpha=0.5>(x, w)", "t = MatMul(x, w) y = Mul(t, half)"),
+    "a factor of a bias": ("y = Gemm<beta=0.5>(x, w, b)", "t = MatMul(x, w) c = Mul(b, half) y = Add(t, c)"),
+    "a term of zero": ("y = Relu(x)", "t = Add(nothing, x) y = Relu(t)"),
+    "a reciprocal": ("y = Div(x, z)", "t = Reciprocal(z) y = Mul(x, t)"),
+    "a quotient of one": ("y = Div(x, s)", "t = Div(one, s) y = Mul(t, x)"),
+}
+OTHER = {
+    "a difference turned": ("y = Sub(x, z)", "y = Sub(z, x)"),
+    "a rounded value": ("y = Relu(x)", "a = Cast<to=10>(x) c = Cast<to=1>(a) y = Relu(c)"),
+    "another axis": ("y = Softmax<axis=1>(x)", "y = Softmax<axis=0>(x)"),
+    "another selection": ("y = Where(f, x, z)", "y = Where(f, z, x)"),
+    "the other branch": ("y = Relu(z)", "t = Where(yes, x, z) y = Relu(t)"),
+    "a view for a transposition": ("y = Transpose(x)", "y = Reshape(x, turned)"),
+    "another part": ("y = Slice(x, zero_, one_, axis)", "y = Slice(x, one_, two_, axis)"),
+    "a row for a column": ("t = Reshape(x, turned) y = Mul(t, w0)", "t = Transpose(x) y = Mul(t, w0)"),
+    "another order of parts": ("y = Concat<axis=0>(x, z)", "y = Concat<axis=0>(z, x)"),
+    "a bias that is left out": ("y = Gemm(x, w, b)", "y = Gemm<beta=0.0>(x, w, b)"),
+    "a factor of two": ("y = Relu(x)", "t = Mul(x, two) y = Relu(t)"),
+    "a row that spreads": ("t = ReduceSum(s) y = Add(t, one)", "a = Mul(s, ones) t = ReduceSum(a) y = Add(t, one)"),
+    "a reciprocal of the other": ("y = Div(x, z)", "t = Reciprocal(x) y = Mul(z, t)"),
+    "another constant": ("y = Mul(x, two)", "y = Mul(x, half)"),
+    "carried values exchanged": (
+        "n, y = Loop(, yes, x, z) <body = l (int64 i, bool c, float[2,3] p, float[2,3] q) => "
+        "(bool d, float[2,3] r, float[2,3] t) {k = Identity(i) d = Not(c) r = Add(p, p) t = Mul(q, p)}>",
+        "n, y = Loop(, yes, x, z) <body = l (int64 i, bool c, float[2,3] p, float[2,3] q) => "
+        "(bool d, float[2,3] r, float[2,3] t) {k = Identity(i) d = Not(c) r = Add(p, p) t = Mul(q, q)}>",
+    ),
+}
+
+
+def model(body: str) -> ir.Model:
+    text = f'<ir_version: 10, opset_import: ["": 20]> g ({INPUTS}) => (y) {{ {body} }}'
+    parsed = onnx.parser.parse_model(text)
+    parsed.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in CONSTANTS.items())
+    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(parsed))
+
+
+def run(body: ir.Model) -> np.ndarray:
+    draw = np.random.default_rng(0)
+    sizes = {"x": (2, 3), "z": (2, 3), "w": (3, 4), "b": (4,), "h": (2, 3), "s": ()}
+    feeds = {name: draw.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    feeds |= {"h": feeds["h"].astype(np.float16), "f": np.array(False)}
+    (result,) = onnx.reference.ReferenceEvaluator(ir.serde.serialize_model(body)).run(None, feeds)
+    return np.asarray(result)
+
+
+def differences(one: ir.Model, other: ir.Model, *, rounds: bool) -> list[str]:
+    return list(Relation(one, other, (no_numbers, no_numbers), rounds=rounds).find_differences({}))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_equal_spellings(name: str) -> None:
+    one, other = map(model, SAME[name])
+    assert differences(one, other, rounds=False) == differences(other, one, rounds=False) == []
+    assert run(one).tobytes() == run(other).tobytes()
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_spellings_that_round_differently(name: str) -> None:
+    one, other = map(model, ROUNDED[name])
+    assert differences(one, other, rounds=True) == differences(other, one, rounds=True) == []
+    assert len(differences(one, other, rounds=False)) == 1
+    np.testing.assert_allclose(run(one), run(other), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_computations(name: str) -> None:
+    one, other = map(model, OTHER[name])
+    (found,) = differences(one, other, rounds=True)
+    assert found.startswith("'y' is computed in another way: by ")
+    assert differences(other, one, rounds=True)
+    results = run(one), run(other)
+    assert results[0].shape != results[1].shape or not np.allclose(*results)
+
+
+def test_draws_are_no_copies() -> None:
+    twice = model("a = RandomNormalLike(x) c = RandomNormalLike(x) y = Sub(a, c)")
+    once = model("a = RandomNormalLike(x) y = Sub(a, a)")
+    assert differences(twice, once, rounds=True) and not differences(twice, twice, rounds=False)
+
+
+def test_a_difference_names_both_sides() -> None:
+    one, other = model("t = Tanh(x) y = Exp(t)"), model("u = Sigmoid(x) y = Exp(u)")
+    (found,) = differences(one, other, rounds=False)
+    assert found == "'y' is computed in another way: by Sigmoid at 'u', and should be by Tanh at 't'"
