@@ -120,7 +120,7 @@ def test_the_trial_holds_roles_against_the_truth() -> None:
 
 
 def test_a_doubtful_loss_is_a_proposal() -> None:
-    found = judged("jax-citation-graph.rprop", losses=["another"])
+    found = judged("jax-codebook-revival.adam", losses=["another"])
     assert found.outcome == "asked, proposal wrong"
 
 

@@ -31,26 +31,15 @@ def test_no_role_is_wrong_and_few_are_asked_about() -> None:
     assert OUTCOMES.keys() == {*NAMES}
     assert "wrong" not in OUTCOMES.values()
     assert {name for name, outcome in OUTCOMES.items() if outcome == "refused"} - REFUSED.keys() <= OWN_SCALE
-    assert len(ASKED) <= 0.11 * len(NAMES)
-    assert sum(OUTCOMES[name] == "asked, proposal right" for name in ASKED) >= 0.95 * len(ASKED)
-
-
-# Steps by rules without a derivative of any loss, whose updates are scaled and unscaled without an effect; and a loss
-# that differs from the differentiated one by a term without a gradient in the graph: the scaled graph is the same.
-NAMED_WRONGLY = {
-    "fresh-evolution.plain",
-    "fresh-hand-local-rules.k-means",
-    "fresh-hand-local-rules.oja",
-    "fresh-hand-local-rules.perceptron",
-    "fresh-logged-penalty.decoupled",
-}
+    assert len(ASKED) <= 0.08 * len(NAMES)
+    assert sum(OUTCOMES[name] != "asked, proposal right" for name in ASKED) <= 2
 
 
 @pytest.mark.static
 def test_fresh_steps() -> None:
     outcomes = {name: row["outcome"] for name, row in read_table("fresh").items()}
-    assert {name for name, outcome in outcomes.items() if outcome == "wrong"} == NAMED_WRONGLY
-    assert sum(outcome.startswith("asked") for outcome in outcomes.values()) <= 0.27 * len(outcomes)
+    assert "wrong" not in outcomes.values()
+    assert sum(outcome.startswith("asked") for outcome in outcomes.values()) <= 0.14 * len(outcomes)
 
 
 @pytest.mark.full

@@ -1,30 +1,27 @@
-"""Elimination: the pairs that remain if each output gets an input of its own, and what names leave to it.
+"""Elimination among named states.
 
 Names are complete if one pattern names several next values, and the graph makes no pair certain outside of it. They
-say which outputs and inputs are states, and never which is the next value of which: a named pair is certain where the
-graph permits no other assignment among the named ones. An output without such a name is no state, unless the graph
+say which outputs and inputs are states, and never the pairs of these: a named pair is certain where the graph permits
+no other assignment among the named ones. An output without such a name is no state, unless the graph
 has evidence for a pair of it, and none against that pair, or the update reads an input of its type that is left over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
+from graphscale.analysis.roles.assignment import eliminate
 from graphscale.analysis.roles.doubts import Doubt, Matched
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import ByType, same_type
 from graphscale.graph.values import is_scalar
 
-__all__ = ["eliminate", "settle_by_names"]
+__all__ = ["settle_by_names"]
 
 # The fewest pairs of a pattern that the graph shows, too.
 _FEWEST = 2
-
-_Output = TypeVar("_Output")
-_Input = TypeVar("_Input")
 
 
 def settle_by_names(
@@ -104,32 +101,3 @@ def _layers(step: Matched, named: Mapping[ir.Value, ir.Value]) -> dict[ir.Value,
         layer = layer.union(*(layers[o] for o in shared))
         layers |= dict.fromkeys((output, *shared), layer)
     return layers
-
-
-def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
-    """Yield the pairs that remain if every output with candidates gets one of its own.
-
-    An output has no pair if its only candidate is also the only one of another output.
-
-    Args:
-        candidates: for each output, the inputs whose next value it may be.
-    """
-    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
-    claimants: dict[_Input, set[_Output]] = {}
-    for output, inputs in left.items():
-        for value in inputs:
-            claimants.setdefault(value, set()).add(output)
-    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
-    while leaves:
-        wanted: dict[_Input, list[_Output]] = {}
-        for output in leaves:
-            for value in left[output]:
-                wanted.setdefault(value, []).append(output)
-        leaves = []
-        for value, outputs in wanted.items():
-            if len(outputs) == 1:
-                yield outputs[0], value
-                for other in claimants[value]:
-                    left[other].discard(value)
-                    if len(left[other]) == 1:
-                        leaves.append(other)
