@@ -8,9 +8,8 @@ A pair is certain if it is the only one left and no doubt is raised against it; 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -18,7 +17,7 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Doubt, Matched, doubt
 from graphscale.analysis.roles.evidence import Evidence, Gradients, Row, Strength, Table, fixed_role, possibilities
-from graphscale.analysis.roles.facts import Facts
+from graphscale.analysis.roles.facts import Facts, eliminate
 from graphscale.analysis.roles.naming import widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology
@@ -26,10 +25,7 @@ from graphscale.analysis.updates import NEXT_STATE, Update, same_type
 from graphscale.errors import RolesError, suggest
 from graphscale.graph.values import is_float, is_scalar, value_label
 
-__all__ = ["assign_roles", "eliminate"]
-
-_Output = TypeVar("_Output")
-_Input = TypeVar("_Input")
+__all__ = ["assign_roles"]
 
 
 def assign_roles(
@@ -276,32 +272,3 @@ def _role_of_input(facts: Facts, value: ir.Value, outputs: Mapping[ir.Value, Ass
     if is_float(value) and value in facts.weights_like(value) and any(same_type(o, value) for o in gradients):
         return Role.WEIGHT, "a gradient of its type leaves the graph"
     return Role.BATCH, "no output is its next value"
-
-
-def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
-    """Yield the pairs that remain if every output with candidates gets one of its own.
-
-    An output has no pair if its only candidate is also the only one of another output.
-
-    Args:
-        candidates: for each output, the inputs whose next value it may be.
-    """
-    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
-    claimants: dict[_Input, set[_Output]] = {}
-    for output, inputs in left.items():
-        for value in inputs:
-            claimants.setdefault(value, set()).add(output)
-    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
-    while leaves:
-        wanted: dict[_Input, list[_Output]] = {}
-        for output in leaves:
-            for value in left[output]:
-                wanted.setdefault(value, []).append(output)
-        leaves = []
-        for value, outputs in wanted.items():
-            if len(outputs) == 1:
-                yield outputs[0], value
-                for other in claimants[value]:
-                    left[other].discard(value)
-                    if len(left[other]) == 1:
-                        leaves.append(other)

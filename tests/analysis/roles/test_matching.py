@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graphscale.analysis.roles.assignment import eliminate
+from graphscale.analysis.roles.facts import eliminate
 
 pytestmark = pytest.mark.static
 
