@@ -44,10 +44,12 @@ def mutant_row(key: str) -> Row:
         return {"mutant": None}
     mutant, original = found
     verdict = judge(mutant, original, runs=0)
+    related = _or_error(lambda: gs.verify(original, mutant.damaged, runs=0, exact=False, **mutant.hints).ok)
     return {
         "mutant": f"{mutant.model}, {mutant.target}: {mutant.site}",
         "harmless": mutant.harmless is not None,
         "accepted": verdict.accepted,
+        "related": related,
         "by": list(verdict.by),
         "check": "" if verdict.why.startswith("lint") or "refused" in verdict.by else verdict.why.partition(":")[0],
     }

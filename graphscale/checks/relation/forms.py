@@ -75,11 +75,11 @@ class Call:
 
 
 Form = Callable[[Call], int | None]
-_FORMS: dict[str, list[tuple[Form, bool]]] = {}
+_FORMS: dict[str | Trait, list[tuple[Form, bool]]] = {}
 
 
-def form(*op_types: str, rounding: bool = False) -> Callable[[Form], Form]:
-    """Add a normal form of some operators; one that is `rounding` joins results that may differ in the last bits."""
+def form(*op_types: str | Trait, rounding: bool = False) -> Callable[[Form], Form]:
+    """Add a normal form of some operators, or of all with a trait; `rounding`: results may differ in the last bits."""
 
     def add(function: Form) -> Form:
         for op_type in op_types:
@@ -98,11 +98,14 @@ def build(call: Call) -> int:
     if not call.domain and call.output == 0 and sizes_of(call.shape) is None:
         inferred = infer_shape(call.terms, call.op_type, call.attributes, operands)
         call = dataclasses.replace(call, shape=call.shape if inferred is None else inferred)
-    for rewrite, rounding in _FORMS.get(call.op_type, ()) if not call.domain else ():
+    row = OPERATORS.get((call.domain, call.op_type))
+    forms: list[tuple[Form, bool]] = [] if call.domain else [*_FORMS.get(call.op_type, ())]
+    if row is not None and not call.domain and Trait.ELEMENTWISE in row.traits and Trait.RANDOM not in row.traits:
+        forms += _FORMS.get(Trait.ELEMENTWISE, ())
+    for rewrite, rounding in forms:
         term = rewrite(call) if call.rounds or not rounding else None
         if term is not None:
             return term
-    row = OPERATORS.get((call.domain, call.op_type))
     if row is not None and Trait.COMMUTATIVE in row.traits:
         operands = sorted(operands, key=lambda term: -1 if term is None else term)
     attributes = tuple(sorted(call.attributes.items()))
@@ -189,6 +192,14 @@ def _div(call: Call) -> int | None:
     return call.operands[0] if call.terms.holds(call.operands[1], 1) and call.keeps(0) else None
 
 
+@form("Div")
+def _inverse_of(call: Call) -> int | None:
+    """Write `1 / y` as a reciprocal."""
+    one, other = call.operands
+    is_inverse = call.terms.holds(one, 1) and call.keeps(1)
+    return call.to("Reciprocal", other, shape=call.shape) if is_inverse else None
+
+
 @form("Reciprocal", "Sqrt")
 def _inverse(call: Call) -> int | None:
     return call.operands[0] if call.terms.holds(call.operands[0], 1) else None
@@ -205,19 +216,16 @@ def _add_zero(call: Call) -> int | None:
 
 @form("Mul", rounding=True)
 def _mul_by_inverse(call: Call) -> int | None:
-    """Write `x * (1/y)` as `x / y`, and a product with a constant as a quotient by its exact inverse."""
+    """Write `x * (1/y)` as `x / y`."""
     terms = call.terms
     for one, other in (call.operands, reversed(call.operands)):
-        inner = terms.operation(other, "Reciprocal")
+        view = terms.operation(other, "View")
+        inner = terms.operation(other if view is None else view.operands[0], "Reciprocal")
         if inner is not None:
-            return call.to("Div", one, inner.operands[0], shape=call.shape)
-        inner = terms.operation(other, "Div")
-        if (
-            inner is not None
-            and terms.holds(inner.operands[0], 1)
-            and len(terms.shapes[inner.operands[0] or 0] or ()) == 0
-        ):
-            return call.to("Div", one, inner.operands[1], shape=call.shape)
+            divisor = inner.operands[0]
+            if view is not None:
+                divisor = call.to("View", divisor, shape=terms.shapes[other or 0])
+            return call.to("Div", one, divisor, shape=call.shape)
     return None
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
 from graphscale.checks.relation.forms import Call, build, form
 from graphscale.checks.relation.shape_inference import Sizes, sizes_of
-from graphscale.checks.relation.terms import Operation, Shape
-from graphscale.operators import OPERATORS, Trait
+from graphscale.checks.relation.terms import Operation
+from graphscale.operators import Trait
 
 __all__: list[str] = []
 
@@ -29,7 +29,7 @@ def _shape(call: Call) -> int | None:
 
 @form("Reshape", "Squeeze", "Unsqueeze", "Flatten", "View")
 def _view(call: Call) -> int | None:
-    """Write each change of shape between known sizes as one `View`, above elementwise operators."""
+    """Write each change of shape between known sizes as one `View`."""
     terms, sizes, term = call.terms, sizes_of(call.shape), call.operands[0]
     if sizes is None or term is None:
         return None
@@ -40,14 +40,6 @@ def _view(call: Call) -> int | None:
     array = terms.array(term)
     if array is not None:
         return terms.array_term(array.reshape(sizes))
-    above = terms.keys[term]
-    if isinstance(above, Operation) and not above.domain and _is_elementwise(above.op_type):
-        shapes = {None if t is None else terms.shapes[t] for t in above.operands} - {()}
-        if shapes == {terms.shapes[term]} and sizes_of(terms.shapes[term]) is not None:
-            operands = [
-                t if t is None or terms.is_scalar(t) else _typed(call, "View", t, sizes) for t in above.operands
-            ]
-            return _call_again(call, above, operands, sizes)
     return terms.add(Operation("", "View", (("shape", sizes),), (term,)), call.dtype, sizes)
 
 
@@ -56,25 +48,6 @@ def _expand(call: Call) -> int | None:
     return (
         call.operands[0] if call.shape is not None and call.terms.shapes[call.operands[0] or 0] == call.shape else None
     )
-
-
-@form("Transpose")
-def _transpose_inwards(call: Call) -> int | None:
-    """Transpose the operands of an elementwise operator in place of its result."""
-    terms, inner = call.terms, call.terms.keys[call.operands[0] or 0]
-    axes = _axes_of(call)
-    if not isinstance(inner, Operation) or inner.domain or axes is None or not _is_elementwise(inner.op_type):
-        return None
-    operands = []
-    for term in inner.operands:
-        sizes = None if term is None else sizes_of(terms.shapes[term])
-        if term is None or sizes is None or len(sizes) > len(axes):
-            return None
-        if sizes and len(sizes) < len(axes):
-            sizes = (*[1] * (len(axes) - len(sizes)), *sizes)
-            term = _typed(call, "View", term, sizes)
-        operands.append(_typed(call, "Transpose", term, tuple(sizes[i] for i in axes), perm=axes) if sizes else term)
-    return _call_again(call, inner, operands, call.shape)
 
 
 @form("Transpose")
@@ -108,16 +81,61 @@ def _axes_of(call: Call) -> tuple[int, ...] | None:
     return None if shape is None else tuple(given or reversed(range(len(shape))))
 
 
-def _call_again(call: Call, above: Operation, operands: Sequence[int | None], shape: Shape) -> int:
-    """Return the term of an operator on other operands, with a result of the type of the call."""
-    attributes = dict(above.attributes)
-    again = dataclasses.replace(call, op_type=above.op_type, attributes=attributes, output=above.output)
-    return build(dataclasses.replace(again, operands=operands, shape=shape))
+@form(Trait.ELEMENTWISE)
+def _view_after(call: Call) -> int | None:
+    """Change the shape of the result of an elementwise operator in place of that of each operand."""
+    terms, sizes = call.terms, sizes_of(call.shape)
+    views = [terms.operation(t, "View") for t in call.operands if t is not None and not terms.is_scalar(t)]
+    sources = {None if view is None else terms.shapes[view.operands[0] or 0] for view in views}
+    shapes = {terms.shapes[t] for t in call.operands if t is not None} - {()}
+    if sizes is None or shapes != {sizes} or len(sources) != 1 or None in sources:
+        return None
+    inner = [
+        t if t is None or (view := terms.operation(t, "View")) is None else view.operands[0] for t in call.operands
+    ]
+    return call.to("View", build(dataclasses.replace(call, operands=inner, shape=sources.pop())), shape=sizes)
 
 
-def _is_elementwise(op_type: str) -> bool:
-    row = OPERATORS.get(("", op_type))
-    return row is not None and Trait.ELEMENTWISE in row.traits and Trait.RANDOM not in row.traits
+@form(Trait.ELEMENTWISE)
+def _transpose_after(call: Call) -> int | None:
+    """Transpose the result of an elementwise operator in place of its operands, if none needs another order then."""
+    terms, sizes = call.terms, sizes_of(call.shape)
+    orders: list[Any] = [
+        dict(inner.attributes)["perm"] for t in call.operands if (inner := terms.operation(t, "Transpose"))
+    ]
+    perm: tuple[int, ...] = next((order for order in orders if sizes is not None and len(order) == len(sizes)), ())
+    if sizes is None or not perm:
+        return None
+    inverse = tuple(perm.index(axis) for axis in range(len(perm)))
+    operands: list[int | None] = []
+    for term in call.operands:
+        own = None if term is None else sizes_of(terms.shapes[term])
+        if term is None or own is None:
+            return None
+        if own:
+            own = (*[1] * (len(perm) - len(own)), *own)
+            turned = _typed(call, "View", term, own)
+            term = _typed(call, "Transpose", turned, tuple(own[axis] for axis in inverse), perm=inverse)
+            inner = terms.operation(term, "Transpose")
+            if inner is not None and inner.operands[0] == turned:
+                return None
+        operands.append(term)
+    before = dataclasses.replace(call, operands=operands, shape=tuple(sizes[axis] for axis in inverse))
+    return call.to("Transpose", build(before), shape=sizes, perm=perm)
+
+
+@form(Trait.ELEMENTWISE)
+def _strip_unit_axes(call: Call) -> int | None:
+    """Drop leading axes of size 1 of an operand where another one has as many axes."""
+    terms = call.terms
+    sizes = [None if term is None else sizes_of(terms.shapes[term]) for term in call.operands]
+    for index, (term, own) in enumerate(zip(call.operands, sizes, strict=True)):
+        others = [each for i, each in enumerate(sizes) if i != index and each is not None]
+        if term is not None and own and own[0] == 1 and any(len(each) >= len(own) for each in others):
+            narrow = _typed(call, "View", term, own[1:])
+            operands = [*call.operands[:index], narrow, *call.operands[index + 1 :]]
+            return build(dataclasses.replace(call, operands=operands))
+    return None
 
 
 def _typed(call: Call, op_type: str, term: int, sizes: Sizes, **attributes: Hashable) -> int:
