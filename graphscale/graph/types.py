@@ -9,7 +9,7 @@ import onnx_ir as ir
 from graphscale.errors import UnsupportedModelError
 from graphscale.graph.values import own_dtype, subgraphs
 from graphscale.graph.walks import reach
-from graphscale.operators import Kind, rule_of
+from graphscale.operators import OPERATORS, Kind, rule_of
 
 __all__ = ["dtype_of", "dtypes_of", "holds_all"]
 
@@ -60,8 +60,10 @@ def _of_the_same_dtype(value: ir.Value) -> Iterator[ir.Value]:
         # The first output of a Loop's body is its condition.
         yield bodies[0].outputs[(value.index() or 0) + (1 if node.op_type == "Loop" else 0)]
     elif rule is not None and (rule.kind not in (Kind.SHAPE, Kind.DEGREE_0, Kind.COMPARE) or node.op_type == "Sign"):
-        indices = (1,) if node.op_type == "CastLike" else rule.operands(len(node.inputs))
-        yield from (operand for i in indices if (operand := node.inputs[i]) is not None)
+        like = OPERATORS[node.domain, node.op_type].like
+        indices = rule.operands(len(node.inputs)) if like is None else (like,)
+        operands = (node.inputs[i] for i in indices if i < len(node.inputs))
+        yield from (operand for operand in operands if operand is not None)
 
 
 def holds_all(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:

@@ -37,7 +37,10 @@ row("SequenceInsert", _inserted, Trait.SHARES_BUFFER, survival=KEPT)
 row("SequenceLength SequenceEmpty OptionalHasElement", _DEGREE_0)
 
 # --- quantized numbers, text, boxes -----------------------------------------------------------------------------------
-row("QuantizeLinear DequantizeLinear DynamicQuantizeLinear", NONLINEAR)
-row("MatMulInteger ConvInteger QLinearMatMul QLinearConv", NONLINEAR)
+row("QuantizeLinear", NONLINEAR, like=2)
+row("DequantizeLinear", NONLINEAR, like=1)
+row("DynamicQuantizeLinear", Rule(Kind.NONLINEAR, outputs=(1,)))
+row("MatMulInteger ConvInteger", NONLINEAR, dtype=ir.DataType.INT32)
+row("QLinearMatMul QLinearConv", NONLINEAR, like=7)
 row("NonMaxSuppression MelWeightMatrix", NONLINEAR)
 row("StringNormalizer", _DEGREE_0)

@@ -109,7 +109,7 @@ row("Expand Tile", FIRST, Trait.REPEAT | Trait.REMOVABLE | Trait.MOVE, CLEAR, su
 _CAST = Trait.CAST | Trait.ELEMENTWISE | Trait.TOTAL | Trait.MOVE | Trait.REMOVABLE
 row("Cast", FIRST, _CAST, resolve=_resolve_cast, survival=_survive_cast)
 _like = Rule(Kind.LINEAR, data=(0,), ignored=(1,))
-row("CastLike", _like, _CAST, resolve=_resolve_cast_like, survival=_survive_cast)
+row("CastLike", _like, _CAST, like=1, resolve=_resolve_cast_like, survival=_survive_cast)
 row("BitCast", NONLINEAR)
 
 # --- parts and wholes -------------------------------------------------------------------------------------------------

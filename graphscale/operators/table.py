@@ -85,6 +85,7 @@ class Operator:
         casting: its treatment in mixed precision; None if it stays float32 for lack of knowledge.
         resolve: gives the degree rule of a node whose attributes or types change it.
         dtype: the type of its results, where it follows from the operator alone.
+        like: the operand whose type the results have, where it is not that of the data.
         optimizer: the roles of its inputs and outputs, if it updates weights.
         written: `{input: output}`: the running statistics that it writes into the buffer of an input.
         overwritten: the inputs where kernels of ONNX Runtime put running statistics if `training_mode` is set, though
@@ -98,6 +99,7 @@ class Operator:
     casting: CastRule | None = None
     resolve: Resolver | None = None
     dtype: ir.DataType | None = None
+    like: int | None = None
     optimizer: Optimizer | None = None
     written: Mapping[int, int] = dataclasses.field(default_factory=dict)
     overwritten: tuple[int, ...] = ()
