@@ -55,8 +55,11 @@ def settle_by_names(
     for output, assigned in step.outputs.items():
         if output in pattern or output not in asked:
             continue
-        is_left = assigned.pair is None and (is_scalar(output) or not step.left_like(output))
-        if is_left or output in rejected:
+        # Numbers such as a learning rate are always left over: only one that the output's name contains counts.
+        left = [v for v in step.left_like(output) if not is_scalar(output) or (v.name or "") in (output.name or "")]
+        is_left = assigned.pair is None and not left
+        is_named = assigned.pair is not None and (assigned.pair.name or "") in (output.name or "")
+        if is_left or (output in rejected and not is_named):
             role = Role.METRIC if assigned.pair is not None else assigned.role
             found[output] = Assigned(role, "all next values have names of one pattern")
     return found
