@@ -6,6 +6,7 @@ Each form is a row: a function for one operator, that returns the term of anothe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import onnx_ir as ir
 from graphscale.checks.relation.shape_inference import infer_shape, sizes_of
 from graphscale.checks.relation.terms import Operation, Shape, Terms
 from graphscale.graph.types import holds_all
-from graphscale.operators import OPERATORS, Trait
+from graphscale.operators import OPERATORS, Operator, Trait
 
 __all__ = ["Call", "build", "form"]
 
@@ -95,22 +96,28 @@ def build(call: Call) -> int:
     while operands and operands[-1] is None:
         operands.pop()
     call = dataclasses.replace(call, operands=operands)
-    if not call.domain and call.output == 0 and sizes_of(call.shape) is None:
-        inferred = infer_shape(call.terms, call.op_type, call.attributes, operands)
-        call = dataclasses.replace(call, shape=call.shape if inferred is None else inferred)
     row = OPERATORS.get((call.domain, call.op_type))
-    forms: list[tuple[Form, bool]] = [] if call.domain else [*_FORMS.get(call.op_type, ())]
-    if row is not None and not call.domain and Trait.ELEMENTWISE in row.traits and Trait.RANDOM not in row.traits:
-        forms += _FORMS.get(Trait.ELEMENTWISE, ())
-    for rewrite, rounding in forms:
-        term = rewrite(call) if call.rounds or not rounding else None
-        if term is not None:
+    # A damaged node, with operands or axes that its operator does not have, is in no normal form.
+    with contextlib.suppress(IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        if not call.domain and call.output == 0 and sizes_of(call.shape) is None:
+            inferred = infer_shape(call.terms, call.op_type, call.attributes, operands)
+            call = dataclasses.replace(call, shape=call.shape if inferred is None else inferred)
+        if (term := _rewrite(call, row)) is not None:
             return term
     if row is not None and Trait.COMMUTATIVE in row.traits:
         operands = sorted(operands, key=lambda term: -1 if term is None else term)
     attributes = tuple(sorted(call.attributes.items()))
     key = Operation(call.domain, call.op_type, attributes, tuple(operands), call.output)
     return call.terms.add(key, call.dtype, call.shape)
+
+
+def _rewrite(call: Call, row: Operator | None) -> int | None:
+    """Return the term of the first normal form that fits."""
+    forms: list[tuple[Form, bool]] = [] if call.domain else [*_FORMS.get(call.op_type, ())]
+    if row is not None and not call.domain and Trait.ELEMENTWISE in row.traits and Trait.RANDOM not in row.traits:
+        forms += _FORMS.get(Trait.ELEMENTWISE, ())
+    terms = (rewrite(call) for rewrite, rounding in forms if call.rounds or not rounding)
+    return next((term for term in terms if term is not None), None)
 
 
 # --- copies and casts -------------------------------------------------------------------------------------------------

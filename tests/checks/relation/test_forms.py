@@ -25,6 +25,8 @@ CONSTANTS = {
     "flat": np.array([6], np.int64),
     "turned": np.array([3, 2], np.int64),
     "square": np.array([2, 3], np.int64),
+    "nowhere": np.array([0, -1, -1], np.int64),
+    "far": np.array([9], np.int64),
     "column": np.array([3, 1], np.int64),
     "zero_": np.array([0], np.int64),
     "one_": np.array([1], np.int64),
@@ -117,11 +119,11 @@ OTHER = {
 }
 
 
-def model(body: str) -> ir.Model:
+def model(body: str, *, is_sound: bool = True) -> ir.Model:
     text = f'<ir_version: 10, opset_import: ["": 20]> g ({INPUTS}) => (y) {{ {body} }}'
     parsed = onnx.parser.parse_model(text)
     parsed.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in CONSTANTS.items())
-    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(parsed))
+    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(parsed) if is_sound else parsed)
 
 
 def run(body: ir.Model) -> np.ndarray:
@@ -172,3 +174,20 @@ def test_a_difference_names_both_sides() -> None:
     one, other = model("t = Tanh(x) y = Exp(t)"), model("u = Sigmoid(x) y = Exp(u)")
     (found,) = differences(one, other, rounds=False)
     assert found == "'y' is computed in another way: by Sigmoid at 'u', and should be by Tanh at 't'"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = Add(x, w) y = Relu(t)",
+        "t = Transpose<perm=[4,7]>(x) y = Relu(t)",
+        "t = Reshape(x, nowhere) y = Relu(t)",
+        "t = Squeeze(x, far) y = Relu(t)",
+        "t = Where(f) y = Relu(t)",
+        "y = Mul(x)",
+    ],
+)
+def test_a_damaged_node_is_in_no_normal_form(body: str) -> None:
+    """A file with such a node is told apart from others, not answered by an error."""
+    damaged, sound = model(body, is_sound=False), model("y = Relu(x)")
+    assert differences(sound, damaged, rounds=True) and not differences(damaged, damaged, rounds=True)
