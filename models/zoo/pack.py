@@ -15,6 +15,8 @@ from models.zoo.steps import is_aside
 PACKED = Path(__file__).with_name("steps.zip")
 # All steps of the kinds `fresh-*`, whose authors did not know the analysis.
 FRESH = Path(__file__).with_name("fresh.zip")
+# Steps as libraries' examples and tutorials have them, by an author who did not know the analysis either.
+EXAMPLES = Path(__file__).with_name("examples.zip")
 # Larger ones, compressed, are left out; bytes.
 LARGEST = 10_000
 

@@ -56,6 +56,11 @@ def test_outcomes_of_fresh_steps(key: str) -> None:
     compare("fresh", key)
 
 
+@rows_of("examples", 8)
+def test_outcomes_of_examples(key: str) -> None:
+    compare("examples", key)
+
+
 @rows_of("lint", 3)
 def test_verdicts_on_scaled_models(key: str) -> None:
     compare("lint", key)
