@@ -189,6 +189,16 @@ def _composed(step: Matched) -> Iterator[_Found]:
                 yield output, f"it adds the next values of other weights to {value.name!r}", True
 
 
+def _errors(step: Matched) -> Iterator[_Found]:
+    """Doubt the sum of an input and another value that the loss is computed from: the error of a prediction."""
+    facts, topology = step.facts, step.facts.topology
+    moved = [(o, v) for o, v in step.pairs.items() if facts.held_firmly(o).get(v) == 1 and not facts.takes_gradient(o)]
+    above = topology.ancestors(topology.losses) if moved else ()
+    for output, value in moved:
+        if output in above and facts.copied_input(output) is not value:
+            yield output, f"it adds to {value.name!r}, and the loss is computed from it, as from an error", False
+
+
 def _negative(step: Matched) -> Iterator[_Found]:
     """Doubt an output that holds its input with a negative coefficient."""
     for output, value in step.pairs.items():
@@ -328,6 +338,7 @@ def _doubtful_gradients(step: Matched) -> Iterator[_Found]:
 
 _BY_NAMES = (_other_names, _named_metrics, _silent_names)
 _BY_CONTENT = (
+    _errors,
     _exchanged,
     _holds_next,
     _composed,
