@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -33,15 +34,24 @@ class Relation:
         first: a model.
         second: a model that should compute the same.
         given: of each model, numbers of values by name, such as the scale and the finite flag of an applied step.
+        states: `{input: output}` of the carried state of the first, None for a state written in place.
         rounds: True to join operations whose results may differ in the last bits.
     """
 
-    def __init__(self, first: ir.Model, second: ir.Model, given: tuple[Given, Given], *, rounds: bool = False) -> None:
-        self.terms, models = Terms(), (_copy(first), _copy(second))
+    def __init__(
+        self,
+        first: ir.Model,
+        second: ir.Model,
+        given: tuple[Given, Given] = (no_numbers, no_numbers),
+        states: Mapping[str, str | None] = MappingProxyType({}),
+        *,
+        rounds: bool = False,
+    ) -> None:
+        self.terms, models, self._states = Terms(), (_copy(first), _copy(second)), states
         inputs = {value.name for value in models[1].graph.inputs}
         # A state that is an initializer becomes an input of the scaled graph.
-        states = [value for name, value in models[0].graph.initializers.items() if name in inputs]
-        sources = {v: Number(self.terms.add(Source("input", v.name, v.dtype), v.dtype, shape_of(v))) for v in states}
+        stored = [v for name, v in models[0].graph.initializers.items() if name in inputs and name in states]
+        sources = {v: Number(self.terms.add(Source("input", v.name, v.dtype), v.dtype, shape_of(v))) for v in stored}
         self._sides = tuple(
             _Side(model.graph, Numbering(self.terms, model, {**sources, **self._named(model, each)}, rounds=rounds))
             for model, each in zip(models, given, strict=True)
@@ -51,24 +61,17 @@ class Relation:
         values = values_by_name(model.graph)
         return {values[name]: number for name, number in given(self.terms).items() if name in values}
 
-    def find_differences(self, states: Mapping[str, str | None], names: Iterable[str] | None = None) -> Iterator[str]:
-        """Yield results of the second model that are not those of the first.
-
-        Args:
-            states: `{input: output}` of the carried state, None for a state written in place.
-            names: the outputs of the first model to compare; None for all.
-        """
+    def find_differences(self) -> Iterator[str]:
+        """Yield results of the second model that are not those of the first."""
         first, second = self._sides
-        inputs = {output: state for state, output in states.items() if output is not None}
-        for name in first.outputs if names is None else names:
-            found = second.written.get(inputs.get(name, ""), second.outputs.get(name))
-            wanted = first.outputs.get(name, first.written.get(inputs.get(name, "")))
-            yield from self._compare(name, wanted, found)
-        for name in first.written if names is None else ():
-            yield from self._compare(name, first.written[name], second.written.get(name))
+        inputs = {output: state for state, output in self._states.items() if output is not None}
+        for name, wanted in first.outputs.items():
+            yield from self._compare(name, wanted, second.written.get(inputs.get(name, ""), second.outputs.get(name)))
+        for name, wanted in first.written.items():
+            yield from self._compare(name, wanted, second.written.get(name))
 
-    def _compare(self, name: str, wanted: Number | None, found: Number | None) -> Iterator[str]:
-        if found is None or wanted is None:
+    def _compare(self, name: str, wanted: Number, found: Number | None) -> Iterator[str]:
+        if found is None:
             yield f"{name!r} is gone"
         elif found.term != self._as_wide(wanted.term, found.term):
             yield f"{name!r} is computed in another way: {self._explain(wanted.term, found.term)}"
