@@ -1,7 +1,7 @@
 """Normal forms: several spellings of operations that give equal values have one term.
 
-Each form is a row: a function for one operator, that returns the term of another spelling or None. The rows marked as
-`rounding` join spellings whose results may differ in the last bits.
+Each form is a row: a function for one operator, that returns the term of another spelling or None. Those that are not
+`exact` join spellings of other layouts, and those whose results may differ in the last bits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Call:
         dtype: the type of the result.
         shape: the shape of the result.
         is_final: True for the output of a graph, which has the original's declared shape.
-        rounds: True to use forms that round differently.
+        rounds: True to use the forms that are not exact, too.
     """
 
     terms: Terms
@@ -79,12 +79,12 @@ Form = Callable[[Call], int | None]
 _FORMS: dict[str | Trait, list[tuple[Form, bool]]] = {}
 
 
-def form(*op_types: str | Trait, rounding: bool = False) -> Callable[[Form], Form]:
-    """Add a normal form of some operators, or of all with a trait; `rounding`: results may differ in the last bits."""
+def form(*op_types: str | Trait, exact: bool = True) -> Callable[[Form], Form]:
+    """Add a normal form of some operators, or of all with a trait; not `exact`: of the second comparison alone."""
 
     def add(function: Form) -> Form:
         for op_type in op_types:
-            _FORMS.setdefault(op_type, []).append((function, rounding))
+            _FORMS.setdefault(op_type, []).append((function, exact))
         return function
 
     return add
@@ -116,7 +116,7 @@ def _rewrite(call: Call, row: Operator | None) -> int | None:
     forms: list[tuple[Form, bool]] = [] if call.domain else [*_FORMS.get(call.op_type, ())]
     if row is not None and not call.domain and Trait.ELEMENTWISE in row.traits and Trait.RANDOM not in row.traits:
         forms += _FORMS.get(Trait.ELEMENTWISE, ())
-    terms = (rewrite(call) for rewrite, rounding in forms if call.rounds or not rounding)
+    terms = (rewrite(call) for rewrite, exact in forms if call.rounds or exact)
     return next((term for term in terms if term is not None), None)
 
 
@@ -212,7 +212,7 @@ def _inverse(call: Call) -> int | None:
     return call.operands[0] if call.terms.holds(call.operands[0], 1) else None
 
 
-@form("Add", "Sub", rounding=True)
+@form("Add", "Sub", exact=False)
 def _add_zero(call: Call) -> int | None:
     """Drop a zero: it only turns -0.0 into 0.0."""
     for index in (0, 1) if call.op_type == "Add" else (0,):
@@ -221,7 +221,7 @@ def _add_zero(call: Call) -> int | None:
     return None
 
 
-@form("Mul", rounding=True)
+@form("Mul", exact=False)
 def _mul_by_inverse(call: Call) -> int | None:
     """Write `x * (1/y)` as `x / y`."""
     terms = call.terms
@@ -239,7 +239,7 @@ def _mul_by_inverse(call: Call) -> int | None:
 # --- matrix products --------------------------------------------------------------------------------------------------
 
 
-@form("Gemm", rounding=True)
+@form("Gemm", exact=False)
 def _gemm(call: Call) -> int | None:
     """Write Gemm as MatMul, Mul and Add."""
     terms, held = call.terms, call.attributes

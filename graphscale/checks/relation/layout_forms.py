@@ -16,7 +16,7 @@ from graphscale.operators import Trait
 __all__: list[str] = []
 
 
-@form("Shape")
+@form("Shape", exact=False)
 def _shape(call: Call) -> int | None:
     """Fold the shape of a value of known sizes."""
     sizes = sizes_of(call.terms.shapes[call.operands[0] or 0])
@@ -27,7 +27,7 @@ def _shape(call: Call) -> int | None:
     return call.terms.array_term(np.array(sizes[start:end], np.int64))
 
 
-@form("Reshape", "Squeeze", "Unsqueeze", "Flatten", "View")
+@form("Reshape", "Squeeze", "Unsqueeze", "Flatten", "View", exact=False)
 def _view(call: Call) -> int | None:
     """Write each change of shape between known sizes as one `View`."""
     terms, sizes, term = call.terms, sizes_of(call.shape), call.operands[0]
@@ -43,14 +43,14 @@ def _view(call: Call) -> int | None:
     return terms.add(Operation("", "View", (("shape", sizes),), (term,)), call.dtype, sizes)
 
 
-@form("Expand")
+@form("Expand", exact=False)
 def _expand(call: Call) -> int | None:
     return (
         call.operands[0] if call.shape is not None and call.terms.shapes[call.operands[0] or 0] == call.shape else None
     )
 
 
-@form("Transpose")
+@form("Transpose", exact=False)
 def _transpose(call: Call) -> int | None:
     """Join transpositions, and leave axes of size 1 to views."""
     terms, term, axes = call.terms, call.operands[0], _axes_of(call)
@@ -81,7 +81,7 @@ def _axes_of(call: Call) -> tuple[int, ...] | None:
     return None if shape is None else tuple(given or reversed(range(len(shape))))
 
 
-@form(Trait.ELEMENTWISE)
+@form(Trait.ELEMENTWISE, exact=False)
 def _view_after(call: Call) -> int | None:
     """Change the shape of the result of an elementwise operator in place of that of each operand."""
     terms, sizes = call.terms, sizes_of(call.shape)
@@ -96,7 +96,7 @@ def _view_after(call: Call) -> int | None:
     return call.to("View", build(dataclasses.replace(call, operands=inner, shape=sources.pop())), shape=sizes)
 
 
-@form(Trait.ELEMENTWISE)
+@form(Trait.ELEMENTWISE, exact=False)
 def _transpose_after(call: Call) -> int | None:
     """Transpose the result of an elementwise operator in place of its operands, if none needs another order then."""
     terms, sizes = call.terms, sizes_of(call.shape)
@@ -124,7 +124,7 @@ def _transpose_after(call: Call) -> int | None:
     return call.to("Transpose", build(before), shape=sizes, perm=perm)
 
 
-@form(Trait.ELEMENTWISE)
+@form(Trait.ELEMENTWISE, exact=False)
 def _strip_unit_axes(call: Call) -> int | None:
     """Drop leading axes of size 1 of an operand where another one has as many axes."""
     terms = call.terms
@@ -143,7 +143,7 @@ def _typed(call: Call, op_type: str, term: int, sizes: Sizes, **attributes: Hash
     return dataclasses.replace(call, dtype=call.terms.dtypes[term]).to(op_type, term, shape=sizes, **attributes)
 
 
-@form("Slice")
+@form("Slice", exact=False)
 def _slice_first(call: Call) -> int | None:
     """Slice before a transposition in place of after it."""
     terms, (term, starts, ends, *rest) = call.terms, call.operands

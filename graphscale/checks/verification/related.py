@@ -35,7 +35,7 @@ def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) 
 def _compare_with_original(pair: Pair) -> Check:
     """Compare the outputs and states of the file on an applied step with the original's.
 
-    Operations whose results may differ in the last bits are joined only if no difference is left then.
+    Spellings of other layouts, and those that round differently, are joined only where the file has differences.
     """
     names, model = pair.step.stamp.names, pair.lowered or pair.step.model
 
@@ -50,7 +50,7 @@ def _compare_with_original(pair: Pair) -> Check:
     exact = list(differences(rounds=False))
     found = [*_find_moved(pair.original.graph, model.graph), *(differences(rounds=True) if exact else ())]
     what = f"{len(pair.original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
-    return Check.proved(RELATION, found, what + (", up to rounding" if exact else ""), UNPROVED)
+    return Check.proved(RELATION, found, what + (", up to layouts and rounding" if exact else ""), UNPROVED)
 
 
 def _find_moved(original: ir.Graph, found: ir.Graph) -> Iterator[str]:

@@ -54,6 +54,13 @@ SAME = {
     "a factor of one": ("y = Relu(x)", "t = Mul(x, one) y = Relu(t)"),
     "a divisor of ones": ("y = Relu(x)", "t = Div(x, ones) y = Relu(t)"),
     "a folded constant": ("y = Mul(x, two)", "t = Add(one, one) y = Mul(x, t)"),
+    "a branch that is known": (
+        "y = Relu(x)",
+        "y = If(yes) <then_branch = g () => (float[2,3] p) {p = Relu(x)}, "
+        "else_branch = e () => (float[2,3] q) {q = Neg(x)}>",
+    ),
+}
+LAYOUTS = {
     "a known shape": ("y = Reshape(x, square)", "t = Shape(z) y = Reshape(x, t)"),
     "two reshapes": ("y = Reshape(x, flat)", "t = Reshape(x, turned) y = Reshape(t, flat)"),
     "an axis and no axis": ("y = Relu(x)", "a = Unsqueeze(x, axis) c = Squeeze(a, axis) y = Relu(c)"),
@@ -80,11 +87,6 @@ SAME = {
         "a = Reshape(x, flat) c = Reshape(z, flat) y = Add(a, c)",
     ),
     "a view that a folded shape gives": ("t = Shape(x) y = Reshape(z, t)", "y = Reshape(z, square)"),
-    "a branch that is known": (
-        "y = Relu(x)",
-        "y = If(yes) <then_branch = g () => (float[2,3] p) {p = Relu(x)}, "
-        "else_branch = e () => (float[2,3] q) {q = Neg(x)}>",
-    ),
 }
 ROUNDED = {
     "a sum of products": ("y = Gemm(x, w, b)", "t = MatMul(x, w) y = Add(t, b)"),
@@ -146,6 +148,13 @@ def test_equal_spellings(name: str) -> None:
     assert run(one).tobytes() == run(other).tobytes()
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_other_layouts(name: str) -> None:
+    one, other = map(model, LAYOUTS[name])
+    assert differences(one, other, rounds=True) == differences(other, one, rounds=True) == []
+    assert run(one).tobytes() == run(other).tobytes()
+
+
 @pytest.mark.parametrize("name", ROUNDED)
 def test_spellings_that_round_differently(name: str) -> None:
     one, other = map(model, ROUNDED[name])
@@ -188,6 +197,6 @@ def test_a_difference_names_both_sides() -> None:
     ],
 )
 def test_a_damaged_node_is_in_no_normal_form(body: str) -> None:
-    """A file with such a node is told apart from others, not answered by an error."""
+    """A file with such a node differs from others, and raises no error."""
     damaged, sound = model(body, is_sound=False), model("y = Relu(x)")
     assert differences(sound, damaged, rounds=True) and not differences(damaged, damaged, rounds=True)
