@@ -35,9 +35,10 @@ def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) 
 def _compare_with_original(pair: Pair) -> Check:
     """Compare the outputs and states of the file on an applied step with the original's.
 
-    Spellings of other layouts, and those that round differently, are joined only where the file has differences.
+    Of a lowered file it is the plain form, which the comparison of nodes holds against the file. Spellings of other
+    layouts, and those that round differently, are joined only where the file has differences.
     """
-    names, model = pair.step.stamp.names, pair.lowered or pair.step.model
+    names, model = pair.step.stamp.names, pair.step.model
 
     def applied(terms: Terms) -> Mapping[str, Number]:
         scale = Number(terms.array_term(np.array(1, np.float32)), 1)
@@ -70,7 +71,7 @@ def _compare_with_expected(pair: Pair, expected: ir.Model) -> Check:
     """Compare all outputs and written states with those of the original scaled again.
 
     So the update rule and the finite check are the policy's, in any spelling: a check that also refuses finite
-    gradients would leave an applied step as it is.
+    gradients would not change an applied step.
     """
     relation = Relation(expected, pair.lowered or pair.step.model, rounds=True)
     what = f"{len(expected.graph.outputs)} outputs are those of the policy's step"
