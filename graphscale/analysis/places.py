@@ -177,7 +177,8 @@ class _Search:
         results = self.topology.flat.above(value)
         node = value.producer()
         if node is None:
-            return (yield self.topology.origin(value))
+            origin = self.topology.origin(value)
+            return _Answer(_Grade.NONE) if origin is value else (yield origin)
         places: dict[Place, None] = {}
         for result in results[-2:]:
             answer = _Answer(_Grade.NONE) if self.is_constant(result) else (yield result)
