@@ -152,12 +152,15 @@ def _cast(call: Call) -> int | None:
 
 @form("Where")
 def _where(call: Call) -> int | None:
-    """Decide a selection by a known flag, or between equal values."""
+    """Decide a selection by a known flag, or between equal values; exchange the values of a negated flag."""
     terms, (condition, new, old) = call.terms, call.operands
     if condition in (terms.true, terms.false):
         index = 1 if condition == terms.true else 2
         return call.operands[index] if call.keeps(index) else None
-    return new if new == old and call.keeps(1) else None
+    if new == old and call.keeps(1):
+        return new
+    negated = terms.operation(condition, "Not")
+    return None if negated is None else call.to("Where", negated.operands[0], old, new, shape=call.shape)
 
 
 @form("Not")

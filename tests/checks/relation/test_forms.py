@@ -47,6 +47,7 @@ SAME = {
     "a cast like another": ("y = Cast<to=10>(x)", "y = CastLike(x, h)"),
     "a known selection": ("y = Relu(x)", "t = Where(yes, x, z) y = Relu(t)"),
     "a selection of equals": ("y = Relu(x)", "t = Where(f, x, x) y = Relu(t)"),
+    "a negated selection": ("y = Where(f, x, z)", "c = Not(f) y = Where(c, z, x)"),
     "two negations": ("y = Where(f, x, z)", "a = Not(f) c = Not(a) y = Where(c, x, z)"),
     "a contradiction": ("y = Relu(z)", "a = Not(f) c = And(a, f) t = Where(c, x, z) y = Relu(t)"),
     "a tautology": ("y = Relu(x)", "a = Not(f) c = Or(f, a) t = Where(c, x, z) y = Relu(t)"),
