@@ -73,6 +73,9 @@ def _compare_with_expected(pair: Pair, expected: ir.Model) -> Check:
     So the update rule and the finite check are the policy's, in any spelling: a check that also refuses finite
     gradients would not change an applied step.
     """
-    relation = Relation(expected, pair.lowered or pair.step.model, rounds=True)
+    model = pair.lowered or pair.step.model
+    names = {value.name for value in expected.graph.inputs}
+    further = (f"{v.name!r} is a further input" for v in model.graph.inputs if v.name not in names)
+    differences = Relation(expected, model, rounds=True).find_differences()
     what = f"{len(expected.graph.outputs)} outputs are those of the policy's step"
-    return Check.proved("equal to the original scaled again", relation.find_differences(), what, UNPROVED)
+    return Check.proved("equal to the original scaled again", [*further, *differences], what, UNPROVED)
