@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
@@ -14,6 +15,7 @@ import onnx_ir as ir
 
 from graphscale.checks.relation import layout_forms  # noqa: F401  (its normal forms)
 from graphscale.checks.relation.forms import Call, build
+from graphscale.checks.relation.shape_inference import sizes_of
 from graphscale.checks.relation.terms import Number, Operation, Shape, Source, Terms
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Mixed
 from graphscale.flow.term import attribute_key
@@ -127,20 +129,17 @@ class Numbering:
         }
         if node.domain or not arrays or any(array is None for array in arrays.values()) or len(node.outputs) != 1:
             return None
-        if has_trait(node, Trait.RANDOM) or "" in arrays:
+        sizes = sizes_of(shape_of(node.outputs[0]))
+        # A short file can ask for a large result, such as an expansion.
+        if has_trait(node, Trait.RANDOM) or "" in arrays or sizes is None or math.prod(sizes) > _FOLDED:
             return None
         try:
             evaluator = onnx.reference.ReferenceEvaluator(ir.serde.serialize_node(node), opsets=dict(self._opsets))
-            (result,) = evaluator.run(None, arrays)
+            (result,) = map(np.asarray, evaluator.run(None, arrays))
+            dtype = node.outputs[0].dtype or ir.DataType.from_numpy(result.dtype)
         except Exception:  # the evaluator has errors of all kinds; then the operator stays
             return None
-        result = np.asarray(result)
-        if (
-            result.size > _FOLDED
-            or (node.outputs[0].dtype or ir.DataType.from_numpy(result.dtype)).numpy() != result.dtype
-        ):
-            return None
-        return self.terms.array_term(result)
+        return self.terms.array_term(result) if dtype.numpy() == result.dtype else None
 
     def _attributes(self, node: ir.Node) -> dict[str, Hashable]:
         held = node.attributes.data
@@ -183,8 +182,9 @@ class Numbering:
         self._level += 1
         while True:
             for i, (value, degree) in enumerate(zip(body.inputs, degrees, strict=False)):
-                source = Source("argument", (self._level, i), value.dtype)
-                self._numbers[value] = Number(self.terms.add(source, value.dtype), degree)
+                shape = shape_of(value)
+                source = Source("argument", (self._level, i, shape), value.dtype)
+                self._numbers[value] = Number(self.terms.add(source, value.dtype, shape), degree)
             results = self._body(body)
             met = [_meet(degrees[first + j], results[ahead + j].degree) for j in range(count)]
             risen = [degrees[first + j] if each is None else each[0] for j, each in enumerate(met)]

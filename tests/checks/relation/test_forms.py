@@ -26,6 +26,7 @@ CONSTANTS = {
     "turned": np.array([3, 2], np.int64),
     "square": np.array([2, 3], np.int64),
     "nowhere": np.array([0, -1, -1], np.int64),
+    "size": np.array([2**15, 2**15], np.int64),
     "far": np.array([9], np.int64),
     "column": np.array([3, 1], np.int64),
     "zero_": np.array([0], np.int64),
@@ -201,3 +202,18 @@ def test_a_damaged_node_is_in_no_normal_form(body: str) -> None:
     """A file with such a node differs from others, and raises no error."""
     damaged, sound = model(body, is_sound=False), model("y = Relu(x)")
     assert differences(sound, damaged, rounds=True) and not differences(damaged, damaged, rounds=True)
+
+
+def test_a_large_expansion_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fold of this one would take 4 GiB."""
+    folded = list[str]()
+
+    class Recorder(onnx.reference.ReferenceEvaluator):
+        def __init__(self, node: onnx.NodeProto, **options: object) -> None:
+            folded.append(node.op_type)
+            raise ValueError("not evaluated")
+
+    monkeypatch.setattr(onnx.reference, "ReferenceEvaluator", Recorder)
+    large = model("t = Expand(one, size) c = Add(one, two) y = ReduceMax<keepdims=0>(t)")
+    assert not differences(large, large, rounds=True)
+    assert set(folded) == {"Add"}
