@@ -115,7 +115,7 @@ class Solution:
         data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
         sums = self._find_sums()
         for place in sorted(plan.places, key=lambda place: topology.position(place.value)):
-            if place.value in data and not self._is_late(place.value):
+            if place.value in data and not topology.is_late(place.value):
                 return f"the scale would enter at {place}, where the data is, and not the result of a layer"
             if place.value not in sums and any(v in sums for v in reach([place.value], self._smooth_operands)):
                 return f"the scale would enter at {place}, which depends on the value of the loss"
@@ -140,12 +140,6 @@ class Solution:
 
         found = ((v, v.producer()) for v in reach(self.topology.losses, terms))
         return {v for v, node in found if node is not None and node.op_type in _SUMS}
-
-    def _is_late(self, value: ir.Value) -> bool:
-        """Return whether a value depends on the tail of a loss, or on a target."""
-        topology = self.topology
-        late = (topology.tail_dependent, topology.tail, topology.target_dependent)
-        return any(value in each for each in late) or topology.late_inputs(value) != 0
 
     @functools.cached_property
     def read(self) -> Set[ir.Value]:

@@ -172,6 +172,11 @@ class Topology:
         """Return a bit set of a value's labels: inputs among its ancestors that enter the forward pass in its tail."""
         return self._late[number] if (number := self.number(value)) >= 0 else 0
 
+    def is_late(self, value: ir.Value) -> bool:
+        """Return whether a value depends on the tail of a loss, or on a target."""
+        late = (self.tail_dependent, self.tail, self.target_dependent)
+        return any(value in each for each in late) or self.late_inputs(value) != 0
+
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
         """Return some values and their ancestors, up to the nodes where to `stop`.
 

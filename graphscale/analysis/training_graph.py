@@ -142,6 +142,7 @@ def _finish(
         coverage=solution.coverage,
         terms=_find_unchecked_terms(topology, plan, roles, updates),
         degrees=plan.degrees(),
+        topology=topology,
         warnings=tuple(warnings),
     )
 

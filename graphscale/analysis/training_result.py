@@ -79,6 +79,7 @@ class TrainingGraph:
         coverage: the share of backward contractions and gradient operators that compute on a scaled operand.
         terms: values that move weights by a batch which reaches them past all gradients; they are checked.
         degrees: the future degree of each value in the loss scale, where it is not 0.
+        topology: the dependences of each value of the original; None for a scaled file.
         warnings: notes for the user, a sentence each.
     """
 
@@ -93,6 +94,7 @@ class TrainingGraph:
     coverage: Coverage = dataclasses.field(default_factory=lambda: Coverage((), ()))
     terms: tuple[ir.Value, ...] = ()
     degrees: Mapping[ir.Value, Degree] = dataclasses.field(default_factory=dict)
+    topology: Topology | None = None
     warnings: tuple[str, ...] = ()
 
     @property

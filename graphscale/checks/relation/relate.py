@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
@@ -16,7 +17,7 @@ from graphscale.graph.inference import infer_types
 from graphscale.graph.values import values_by_name
 from graphscale.operators import Trait, nodes_with
 
-__all__ = ["Relation", "no_numbers"]
+__all__ = ["Relation", "Side", "no_numbers"]
 
 # Gives numbers by the names of values, in a table.
 Given = Callable[[Terms], Mapping[str, Number]]
@@ -36,6 +37,11 @@ class Relation:
         given: of each model, numbers of values by name, such as the scale and the finite flag of an applied step.
         states: `{input: output}` of the carried state of the first, None for a state written in place.
         rounds: True to join operations whose results may differ in the last bits.
+
+    Attributes:
+        terms: the table.
+        first: the numbers of the first model.
+        second: those of the second.
     """
 
     def __init__(
@@ -52,8 +58,8 @@ class Relation:
         # A state that is an initializer becomes an input of the scaled graph.
         stored = [v for name, v in models[0].graph.initializers.items() if name in inputs and name in states]
         sources = {v: Number(self.terms.add(Source("input", v.name, v.dtype), v.dtype, shape_of(v))) for v in stored}
-        self._sides = tuple(
-            _Side(model.graph, Numbering(self.terms, model, {**sources, **self._named(model, each)}, rounds=rounds))
+        self.first, self.second = (
+            Side(model.graph, Numbering(self.terms, model, {**sources, **self._named(model, each)}, rounds=rounds))
             for model, each in zip(models, given, strict=True)
         )
 
@@ -63,7 +69,7 @@ class Relation:
 
     def find_differences(self) -> Iterator[str]:
         """Yield results of the second model that are not those of the first."""
-        first, second = self._sides
+        first, second = self.first, self.second
         inputs = {output: state for state, output in self._states.items() if output is not None}
         for name, wanted in first.outputs.items():
             yield from self._compare(name, wanted, second.written.get(inputs.get(name, ""), second.outputs.get(name)))
@@ -88,27 +94,52 @@ class Relation:
 
     def _explain(self, wanted: int, found: int) -> str:
         pair = list(self.terms.pair_up(wanted, found))[-1]
-        one, other = (self._describe(term, side) for term, side in zip(pair, self._sides, strict=True))
+        one, other = (self._describe(term, side) for term, side in zip(pair, (self.first, self.second), strict=True))
         return f"by {other}, and should be by {one}"
 
-    def _describe(self, term: int, side: _Side) -> str:
+    def _describe(self, term: int, side: Side) -> str:
         key, name = self.terms.keys[term], side.name_of(term)
         text = str(key) if isinstance(key, Operation) else f"{key.kind} {key}"
         return text if name is None else f"{text} at {name!r}"
 
 
-class _Side:
+class Side:
     """A model of a relation.
 
     Attributes:
         outputs: the numbers of its outputs by name.
         written: the next values of the states that are written in place, by the state's name.
+        nodes: its nodes, those of bodies included.
+        of: the number of a value.
     """
 
     def __init__(self, graph: ir.Graph, numbers: Numbering) -> None:
         self._graph, self._numbers = graph, numbers
+        self.nodes, self.of = tuple(graph.all_nodes()), numbers.of
         self.outputs = {value.name or "": numbers.of(value) for value in graph.outputs}
         self.written = dict(self._writes())
+
+    @functools.cached_property
+    def numbers(self) -> set[Number]:
+        """The numbers of all results of its nodes."""
+        return {self.of(value) for node in self.nodes for value in node.outputs}
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[str, ir.Value]:
+        return values_by_name(self._graph)
+
+    def named(self, name: str) -> Number | None:
+        """Return the number of the value with a name; None without one."""
+        value = self._by_name.get(name)
+        return None if value is None else self.of(value)
+
+    def terms_by_name(self) -> dict[str, int]:
+        """Return the terms of the values of the main graph by name."""
+        return {name: self.of(value).term for name, value in self._by_name.items()}
+
+    def is_one(self, term: int) -> bool:
+        """Return whether a term is the number 1, as the scale is beside its power."""
+        return self._numbers.terms.holds(term, 1)
 
     def _writes(self) -> Iterator[tuple[str, Number]]:
         terms, of = self._numbers.terms, self._numbers.of

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.checks.relation.obligations import find_misplaced, find_unscaled
 from graphscale.checks.relation.relate import Relation, no_numbers
 from graphscale.checks.relation.terms import Number, Terms
 from graphscale.checks.translation.validation import Translation
+from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import RELATION, SKIPPED, UNPROVED, Check
+from graphscale.graph.values import is_scalar, values_by_name
 from graphscale.policy.names import ScaledValue
 
 __all__ = ["relate"]
@@ -29,11 +32,11 @@ def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) 
     if numeric and translation.graph:
         return [Check(RELATION, SKIPPED, "numbers alone were asked for", True)]
     rules = [] if exact or not translation.graph else [_compare_with_expected(pair, translation.expected)]
-    return [_compare_with_original(pair), *rules]
+    return [*_compare_with_original(pair), *rules]
 
 
-def _compare_with_original(pair: Pair) -> Check:
-    """Compare the outputs and states of the file on an applied step with the original's.
+def _compare_with_original(pair: Pair) -> Iterator[Check]:
+    """Compare the outputs and states of the file on an applied step with the original's, and the ways of the scale.
 
     Of a lowered file it is the plain form, which is compared with the file node by node. Spellings of other
     layouts, and those that round differently, are joined only where the file has differences.
@@ -45,13 +48,43 @@ def _compare_with_original(pair: Pair) -> Check:
         numbers = {ScaledValue.LOSS_SCALE: scale, ScaledValue.ALL_FINITE: Number(terms.true)}
         return {names[role]: number for role, number in numbers.items() if role in names}
 
-    def differences(*, rounds: bool) -> Iterator[str]:
-        return Relation(pair.original, model, (no_numbers, applied), pair.states, rounds=rounds).find_differences()
+    def compare(*, rounds: bool) -> Relation:
+        return Relation(pair.original, model, (no_numbers, applied), pair.states, rounds=rounds)
 
-    exact = list(differences(rounds=False))
-    found = [*_find_moved(pair.original.graph, model.graph), *(differences(rounds=True) if exact else ())]
+    relation = compare(rounds=False)
+    found = exact = list(relation.find_differences())
+    if exact:
+        relation = compare(rounds=True)
+        found = list(relation.find_differences())
+    found = [*_find_moved(pair.original.graph, model.graph), *found]
     what = f"{len(pair.original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
-    return Check.proved(RELATION, found, what + (", up to layouts and rounding" if exact else ""), UNPROVED)
+    yield Check.proved(RELATION, found, what + (", up to layouts and rounding" if exact else ""), UNPROVED)
+    coverage, topology = pair.analysis.coverage, pair.analysis.topology
+    assert topology is not None
+    nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is pair.analysis.graph]
+    covered = f"{coverage.covered} of {coverage.total}" if coverage.total else "there is nothing to protect"
+    yield Check.proved("backward contractions scaled", find_unscaled(relation, nodes), covered)
+    yield Check.proved(
+        "moving terms checked", _find_untested_terms(pair, relation), f"{len(pair.analysis.terms)} terms"
+    )
+    values = values_by_name(pair.analysis.graph)
+    data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
+    fed = (name for name, value in values.items() if value in data)
+    misplaced = find_misplaced(relation, fed, lambda name: topology.is_late(values[name]))
+    yield Check.proved("scale enters at seeds", misplaced, "no value of a forward pass is multiplied by it")
+
+
+def _find_untested_terms(pair: Pair, relation: Relation) -> Iterator[str]:
+    """Yield the terms by which a batch moves weights past all gradients, where no finite check tests them."""
+    finite, terms = pair.step.all_finite, pair.analysis.terms
+    if finite is None or not terms:
+        return
+    names = (value.name or "" for value in find_tested_values(finite, frozenset()))
+    tested = {number.term for name in names if (number := relation.second.named(name)) is not None}
+    for value in terms:
+        number = relation.first.named(value.name or "")
+        if number is None or number.term not in tested:
+            yield f"{value.name!r} moves a weight by a batch past all gradients, and is not checked"
 
 
 def _find_moved(original: ir.Graph, found: ir.Graph) -> Iterator[str]:

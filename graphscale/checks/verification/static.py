@@ -12,6 +12,7 @@ from graphscale.analysis.proof import find_untested, prove, scale_degrees
 from graphscale.checks.patterns import assigns, input_at, producer, skip_ordering
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.unchecked_sums import find_unchecked_sums
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Check
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
@@ -44,13 +45,16 @@ def prove_again(pair: Pair) -> list[Check]:
     except ProofError as error:
         contradiction = str(error)
     checks.append(_free_of_scale(pair, degrees, contradiction, loss))
-    names = ("every gradient checked", "carried state guarded", "update rule")
+    names = ("every gradient checked", "carried state guarded", "update rule", "what is applied is checked")
     if finite is None:
         checks += [Check(name, SKIPPED, NO_CHECK, True) for name in names]
     else:
-        tested = _tested(pair, finite, rule | ordering)
-        missed = find_untested(graph, scale.value, tested, rule, exempt)
-        checks.append(Check.proved(names[0], missed, f"{len(tested)} gradients reach {finite.name!r}"))
+        quotients = _quotients(pair, rule | ordering)
+        tested = find_tested_values(finite, frozenset(quotients))
+        missed = find_untested(graph, scale.value, tested & quotients, rule, exempt)
+        checks.append(Check.proved(names[0], missed, f"{len(tested & quotients)} gradients reach {finite.name!r}"))
+        sums = find_unchecked_sums(pair, finite, tested & quotients, tested, degrees or {}, rule | ordering)
+        checks.append(Check.proved(names[3], sums, "no sum in float16 applies more than was checked"))
         unguarded = _guards(pair, finite)
         checks.append(Check.proved(names[1], unguarded, f"{len(pair.states)} states"))
         dynamic = isinstance(pair.step.scale.policy, DynamicLossScale)
@@ -60,7 +64,7 @@ def prove_again(pair: Pair) -> list[Check]:
     writes = list(find_in_place_writes(graph))
     what = f"{len(writes)} writes, each after all readers"
     checks.append(Check.proved("in-place writes ordered", _late_readers(pair.step.model), what))
-    return [*checks, _coverage(pair, degrees, contradiction)]
+    return checks
 
 
 def _late_readers(model: ir.Model) -> Iterator[str]:
@@ -157,14 +161,13 @@ def _ordering_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     return frozenset(found)
 
 
-def _tested(pair: Pair, finite: ir.Value, aside: frozenset[ir.Node]) -> set[ir.Value]:
-    """Return the unscaled gradients with a complete finite check."""
+def _quotients(pair: Pair, aside: frozenset[ir.Node]) -> set[ir.Value]:
+    """Return the unscaled gradients."""
     nodes = tuple(pair.step.graph)
     degrees, _ = scale_degrees(nodes, pair.step.scale.value, aside)
     unscaling = (node for node in nodes if node not in aside and not reads_shape(node))
     unscaling = (n for n in unscaling if any(degrees.get(v, 0) not in (0, ZERO) for v in inputs_of(n)))
-    quotients = {v for node in unscaling for v in node.outputs if degrees.get(v, 0) == 0 and is_float(v)}
-    return find_tested_values(finite, frozenset(quotients)) & quotients
+    return {v for node in unscaling for v in node.outputs if degrees.get(v, 0) == 0 and is_float(v)}
 
 
 def _guards(pair: Pair, finite: ir.Value) -> Iterator[str]:
@@ -216,21 +219,6 @@ def _rule(pair: Pair, finite: ir.Value, rule: frozenset[ir.Node], ordering: froz
             yield f"{node_name(write)!r} does not assign to {state.name!r}"
     if not any(finite in node.inputs for node in rule):
         yield f"the update rule does not read {finite.name!r}"
-
-
-def _coverage(pair: Pair, degrees: Mapping[ir.Value, Degree] | None, contradiction: str) -> Check:
-    name, coverage = "backward contractions scaled", pair.analysis.coverage
-    if degrees is None:
-        return Check(name, SKIPPED, f"the degrees are not known: {contradiction}", True)
-    nodes = [node for node in set(coverage.nodes) - set(coverage.missed) if node.graph is pair.analysis.graph]
-    others = [pair.nodes[node] for node in nodes if node in pair.nodes]
-    lacking = [
-        f"the loss scale does not reach {node_name(other)!r}: what it computes may underflow"
-        for other in others
-        if not any(degrees.get(value, 0) != 0 for value in inputs_of(other))
-    ]
-    covered = f"{coverage.covered} of {coverage.total}" if coverage.total else "there is nothing to protect"
-    return Check.proved(name, sorted(lacking), covered)
 
 
 # --- the guards of carried state --------------------------------------------------------------------------------------
