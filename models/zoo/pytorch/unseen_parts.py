@@ -33,23 +33,6 @@ def net(w: Arrays, x: Tensor, p: str = "fc", act: Callable[[Tensor], Tensor] = t
     return x
 
 
-OUTSIDE: list[str] = []
-"""The pattern of the gradients' names while kinds are made whose optimizer is outside of the graph."""
-
-
-def outside(make: Callable[[], Made], pattern: str) -> Callable[[], Made]:
-    """Make the step of a kind without its optimizer: it gives gradients, and its weights are constants."""
-
-    def made() -> Made:
-        OUTSIDE.append(pattern)
-        try:
-            return make()
-        finally:
-            OUTSIDE.pop()
-
-    return made
-
-
 def fit(
     weights: Arrays,
     batch: Arrays,
@@ -63,8 +46,7 @@ def fit(
     after: Callable[..., Arrays] = lambda new, v: {},
 ) -> Made:
     """Put a step together: `loss(w, v)` gives a scalar, or that and `Outputs`; `hook` sees the gradients."""
-    pattern = OUTSIDE[-1] if OUTSIDE else ""
-    slots = {} if pattern else rule[0](weights)
+    slots = rule[0](weights)
 
     def run(v: Arrays) -> Outputs:
         def objective(w: Arrays) -> Any:
@@ -75,16 +57,11 @@ def fit(
         w = {n: v[n] for n in weights}
         g, aux = torch.func.grad(objective, has_aux=True)(w)
         g, seen = hook(g, v)
-        if pattern:
-            shown = {pattern.format(n): x for n, x in g.items()}
-            return Outputs({"loss": aux[0]} | aux[1], aux[2] | seen.metrics, shown, aux[3] | seen.states, aux[4])
         new, s = rule[1](w, g, {n: v[n] for n in slots}, v)
         new = new | s | aux[3] | seen.states
         new |= after(new, v)
         return Outputs({"loss": aux[0]} | aux[1], aux[2] | seen.metrics, seen.gradients, new, aux[4])
 
-    if pattern:
-        return Inputs(batch, states or {}, hyper or {}, (constants or {}) | weights), run, list(weights)
     inputs = Inputs(batch, weights | slots | (states or {}), hyper or {}, constants or {})
     return inputs, run, list(weights)
 
