@@ -17,6 +17,8 @@ PACKED = Path(__file__).with_name("steps.zip")
 FRESH = Path(__file__).with_name("fresh.zip")
 # Steps as libraries' examples and tutorials have them, by an author who did not know the analysis either.
 EXAMPLES = Path(__file__).with_name("examples.zip")
+# Steps for an attack on the analysis, by an author who did not know it; the truth says which kinds are `aside`.
+UNSEEN = Path(__file__).with_name("unseen.zip")
 # Larger ones, compressed, are left out; bytes.
 LARGEST = 10_000
 
