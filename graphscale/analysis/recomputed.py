@@ -68,7 +68,7 @@ def _evaluate(flow: Flow[Term], domain: TermDomain, part: Part, origins: Mapping
     if not has_bodies(node):
         if origins:
             flow.elements.update((value, term(origins[value])) for value in inputs_of(node) if value in origins)
-        flow.visit(node)
+        flow.write(node, domain.transfer(node, flow.operands(node)))
     elif operands:
         terms = [*map(term, operands)]
         flow.elements[results[0]] = None if None in terms else domain.result((node.op_type, *terms))

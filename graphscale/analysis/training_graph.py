@@ -120,9 +120,8 @@ def _finish(
                 f"{answers.label(name, '--keep')}: the graph has no carried state of this name among its "
                 f"outputs{suggest(name, sorted(filter(None, states)), 'there are')}"
             )
-    table = roles.table()
-    if table.open and asking:
-        raise ask(table)
+    if asking and not all(each.certain for each in roles.outputs.values()):
+        raise ask(roles.table())
     updates, warnings = _updates(roles, named, answers), [*solution.coverage.warnings(), *choice.warnings]
     if any(map(is_scalar, roles.inputs)) or any(map(_meets_number, plan.unscaled)):
         from graphscale.analysis.remarks import make_remarks  # it is about numbers

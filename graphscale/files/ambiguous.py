@@ -42,47 +42,39 @@ def refuse_ambiguous(proto: onnx.ModelProto, name: str) -> None:
         UnsupportedModelError: it has sparse initializers, a segment of a tensor, nodes for several devices, or a
             function with the name of an operator.
     """
-    graphs = list(_graphs(proto))
     for function in proto.functions:
         if function.domain in _BUILT_IN or onnx.defs.has(function.name, function.domain):
             raise UnsupportedModelError(
                 f"{name} has a function {function.domain or 'ai.onnx'}::{function.name}, and runtimes may run a kernel "
                 "of this name instead; give its domain another name"
             )
+    graphs, scopes = [proto.graph], [proto.graph.node, *(function.node for function in proto.functions)]
+    constants, cut = list[onnx.TensorProto](), list[onnx.NodeProto]()
+    for node in itertools.chain.from_iterable(scopes):  # which grow
+        kind = node.op_type
+        if node.device_configurations:
+            raise UnsupportedModelError(f"{name} spreads node {node.name!r} over devices; export it for a single one")
+        if kind in _CONSTANTS:
+            constants += [attribute.t for attribute in node.attribute if attribute.HasField("t")]
+        elif kind in _COMPLETE and node.output and not node.output[-1]:
+            cut.append(node)
+        if kind in _WITH_BODIES:
+            bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+            graphs += bodies
+            scopes += [body.node for body in bodies]
     for graph in graphs:
         if graph.sparse_initializer:
             sparse = graph.sparse_initializer[0].values.name
             raise UnsupportedModelError(
                 f"{name} has the sparse initializer {sparse!r}; write its content as a dense one"
             )
-    tensors = [tensor for graph in graphs for tensor in graph.initializer]
-    cut = list[onnx.NodeProto]()
-    for node in (node for scope in (*graphs, *proto.functions) for node in scope.node):
-        kind = node.op_type
-        if node.device_configurations:
-            raise UnsupportedModelError(f"{name} spreads node {node.name!r} over devices; export it for a single one")
-        if kind in _CONSTANTS:
-            tensors += [attribute.t for attribute in node.attribute if attribute.HasField("t")]
-        elif kind in _COMPLETE and node.output and not node.output[-1]:
-            cut.append(node)
+    tensors = [tensor for graph in graphs for tensor in graph.initializer] + constants
     for tensor in tensors:
         if tensor.HasField("segment"):
             raise UnsupportedModelError(f"{name} has a segment of the tensor {tensor.name!r} alone; write it whole")
     damage = next(itertools.chain(_find_damage(proto, graphs), _find_faults(tensors, cut)), None)
     if damage is not None:
         raise ModelFileError(f"{name} is damaged: {damage}")
-
-
-def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graph, and the bodies of its nodes and of functions."""
-    yield proto.graph
-    pending = [proto.graph.node, *(function.node for function in proto.functions)]
-    while pending:
-        for node in pending.pop():
-            for attribute in node.attribute if node.op_type in _WITH_BODIES else ():
-                if attribute.HasField("g"):
-                    yield attribute.g
-                    pending.append(attribute.g.node)
 
 
 def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> Iterator[str]:
@@ -105,20 +97,13 @@ def _find_damage(proto: onnx.ModelProto, graphs: Iterable[onnx.GraphProto]) -> I
         if len({value.name for value in graph.value_info}) < len(graph.value_info):
             declared = ((value.name, value.type.SerializeToString()) for value in graph.value_info)
             yield from _find_twice("type of value", declared)
-        values = (value for kind in (graph.input, graph.output, graph.value_info) for value in kind)
-        dtypes, untyped = list[tuple[str, Hashable]](), list[onnx.ValueInfoProto]()
-        for value in values:
-            dtype = value.type.tensor_type.elem_type  # 0 for a sequence, too
-            if dtype:
-                dtypes.append((value.name, dtype))
-            else:
-                untyped.append(value)
-        yield from (
-            f"the value {value.name!r} is declared without a type of its elements"
-            for value in untyped
-            if value.type.HasField("tensor_type")
-        )
-        yield from _find_twice("type of value", dtypes)
+        dtypes: dict[str, int] = {}
+        for value in itertools.chain(graph.input, graph.output, graph.value_info):
+            name, dtype = value.name, value.type.tensor_type.elem_type  # 0 for a sequence, too
+            if dtype and dtypes.setdefault(name, dtype) != dtype:
+                yield f"it has the type of value {name!r} twice"
+            if not dtype and value.type.HasField("tensor_type"):
+                yield f"the value {name!r} is declared without a type of its elements"
 
 
 def _find_faults(tensors: Iterable[onnx.TensorProto], cut: Iterable[onnx.NodeProto]) -> Iterator[str]:

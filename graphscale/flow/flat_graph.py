@@ -57,8 +57,9 @@ class FlatGraph:
 
     def __init__(self, graph: ir.Graph, closed: bool = False) -> None:
         self.graph = graph
-        self.owners = main_nodes(graph)
-        self.steps: list[tuple[ir.Node, Sequence[Body], bool]] = [(node, (), False) for node in graph]
+        nodes = tuple(graph)
+        self.owners = main_nodes(nodes)
+        self.steps: list[tuple[ir.Node, Sequence[Body], bool]] = [(node, (), False) for node in nodes]
         self.origins: dict[ir.Value, ir.Value] = {}
         if self.owners and not closed:
             from graphscale.flow.bodies import flatten  # few steps have bodies

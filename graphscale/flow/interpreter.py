@@ -120,16 +120,18 @@ class Flow(Generic[E]):
         elements, functions = self.elements.keys(), self._functions
         transfer, operands = self.domain.transfer, self.operands
         for node in nodes:
-            if subgraphs(node) or (functions and node.op_identifier() in functions):
+            is_reached = not elements.isdisjoint(node.inputs)
+            if (functions and node.op_identifier() in functions) or (node.attributes.data and subgraphs(node)):
                 self.visit(node)
-            elif not elements.isdisjoint(node.inputs):
-                self._write(node, transfer(node, operands(node)))
+            elif is_reached:
+                self.write(node, transfer(node, operands(node)))
 
     def visit(self, node: ir.Node) -> list[ir.Value]:
         """Interpret a node of the main graph anew, and return its outputs of changed element."""
-        return self._write(node, self.evaluate(node))
+        return self.write(node, self.evaluate(node))
 
-    def _write(self, node: ir.Node, results: Sequence[E]) -> list[ir.Value]:
+    def write(self, node: ir.Node, results: Sequence[E]) -> list[ir.Value]:
+        """Set the elements of a node's outputs, and return those of changed element."""
         elements, default, changed = self.elements, self.domain.default, []
         for value, element in zip(node.outputs, results, strict=True):
             if self._writes:

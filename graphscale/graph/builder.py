@@ -77,10 +77,10 @@ class Editor:
         graphs = [self.graph]
         for graph in graphs:
             self._names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
-            nodes = tuple(graph)
-            self._names.update([node.name or "" for node in nodes])
-            self._names.update([value.name or "" for node in nodes for value in node.outputs])
-            graphs += [body for node in nodes for body in subgraphs(node)]
+            for node in graph:
+                self._names.add(node.name or "")
+                self._names.update([value.name or "" for value in node.outputs])
+                graphs += subgraphs(node)
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
         """Reserve and return the wanted name, with a numeric suffix if it is taken."""

@@ -216,7 +216,7 @@ class Step(TrainingGraph):
             rule_nodes=rule_nodes,
         )
         covered = {node_name(node) for node in self.coverage.nodes} - {node_name(n) for n in self.coverage.missed}
-        lacking = covered.difference(proof.scaled_contractions(self.graph, degrees))
+        lacking = covered.difference(proof.scaled_contractions(self.coverage.nodes, degrees))
         if lacking:
             raise ProofError(f"the scale was planned to reach {sorted(lacking)[0]!r}, and does not")
 

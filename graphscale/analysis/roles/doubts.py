@@ -86,11 +86,6 @@ class Matched:
         is_start = is_start and not any(node.op_type in _MOVING for node, _ in value.uses())
         return not (is_read or is_start) and (facts.stores_weights or may_be_state)
 
-    def strength(self, output: ir.Value, value: ir.Value) -> Strength:
-        """Return the strength of the evidence for a pair."""
-        evidence = self.table.row(output).get(value)
-        return Strength.TYPE if evidence is None else evidence.strength
-
 
 @dataclasses.dataclass(frozen=True)
 class Doubt:
@@ -168,7 +163,7 @@ def _holds_next(step: Matched) -> Iterator[_Found]:
     """Doubt an output that holds the next value of another state, beside an unknown share of its own input."""
     facts, pairs = step.facts, step.pairs
     for output, value in pairs.items():
-        if step.strength(output, value) <= Strength.SHARE and not is_scalar(value):
+        if step.table.strength(output, value) <= Strength.SHARE and not is_scalar(value):
             for other, c in find_coefficients(output, step.nexts.like(output), facts.factors).items():
                 if c >= NEXT_STATE and other not in facts.views(output):
                     yield output, f"it holds {other.name!r}, the next value of another state", False
@@ -295,7 +290,7 @@ def _numbers(step: Matched) -> Iterator[_Found]:
         if not is_scalar(value) or value.shape or node is None or (value.is_graph_input() and not is_float(value)):
             continue
         is_bound = node.op_type in ("Max", "Min") and bool(step.pattern)  # a clipped norm, by a file that names states
-        if is_bound or step.strength(output, value) < Strength.HOLDS:
+        if is_bound or step.table.strength(output, value) < Strength.HOLDS:
             is_excluded = output in facts.topology.forward or len(step.pattern) > 1
             yield output, f"it depends on {value.name!r}, which has its type", is_excluded
 
@@ -305,7 +300,7 @@ def _weak(step: Matched) -> Iterator[_Found]:
     facts = step.facts
     for output, value in step.pairs.items():
         is_number = is_scalar(value) and not value.shape
-        is_held = step.strength(output, value) > Strength.SHARE or facts.holds_a_share(output, value)
+        is_held = step.table.strength(output, value) > Strength.SHARE or facts.holds_a_share(output, value)
         if is_number or not is_float(value) or is_held or facts.copied_input(output) is not None:
             continue
         if not facts.is_ignored(value) and any(view in facts.plan.unscaled for view in facts.views(output)):

@@ -215,17 +215,27 @@ class Table:
 
     def row(self, output: ir.Value, least: Strength = Strength.TYPE) -> Row:
         """Return the evidence for the pairs of an output; less than a strength may be missing."""
-        row, pending = self._rows.setdefault(output, {}), self._pending.setdefault(output, [*_FINDERS])
-        like = self._facts.inputs_like(output)
-        while pending and pending[-1][0] >= least:
-            for value, evidence in pending.pop()[1](self._facts, self._gradients, output):
-                if value in like and (value not in row or evidence.strength > row[value].strength):
-                    row[value] = evidence
-        return _without_stored(self._facts, row)
+        return _without_stored(self._facts, self._collect(output, lambda _: least))
+
+    def strength(self, output: ir.Value, value: ir.Value) -> Strength:
+        """Return the strength of the evidence for a pair; weaker evidence is not collected."""
+        row = self._collect(output, lambda row: row[value].strength + 1 if value in row else 0)
+        evidence = _without_stored(self._facts, row).get(value)
+        return Strength.TYPE if evidence is None else evidence.strength
 
     def evidence(self, output: ir.Value, value: ir.Value) -> Evidence:
         """Return the evidence for a pair that a row had."""
         return self._rows[output][value]
+
+    def _collect(self, output: ir.Value, least: Callable[[Row], int]) -> Row:
+        """Return a row after all finders that may add evidence of at least a strength, by the row so far."""
+        row, pending = self._rows.setdefault(output, {}), self._pending.setdefault(output, [*_FINDERS])
+        like = self._facts.inputs_like(output) if pending else ()
+        while pending and pending[-1][0] >= least(row):
+            for value, evidence in pending.pop()[1](self._facts, self._gradients, output):
+                if value in like and (value not in row or evidence.strength > row[value].strength):
+                    row[value] = evidence
+        return row
 
 
 _Found = Iterator[tuple[ir.Value, Evidence]]
@@ -333,7 +343,7 @@ def possibilities(facts: Facts, output: ir.Value) -> Row:
 
 def _without_stored(facts: Facts, row: Row) -> Row:
     """Leave out initializers no stronger than an input, where weights are inputs, as all states then are."""
-    if facts.stores_weights:
+    if facts.stores_weights or all(map(ir.Value.is_graph_input, row)):
         return row
     least = max((each.strength for v, each in row.items() if v.is_graph_input()), default=None)
     if least is None:
