@@ -26,7 +26,6 @@ __all__ = [
     "replace_inputs",
     "replace_outputs",
     "replace_reads",
-    "shape_like",
 ]
 
 # The place of a new node: after or before another one, or, with None, at the end of the graph.
@@ -238,7 +237,7 @@ class Builder:
             name = f"{self.prefix}.{op_type.lower()}" if self.prefix else op_type.lower()
         dtype = dtype or self.dtype or (None if like is None else like.dtype)
         if shape is None:
-            shape = self.shape if like is None else shape_like(like)
+            shape = self.shape if like is None else like.shape
         node = self.node(op_type, inputs, [(name, dtype, shape)], at=at, domain=domain, attributes=attributes)
         return node.outputs[0]
 
@@ -353,8 +352,3 @@ def count_inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
         if name is not None:
             counts.setdefault(name, Counter())[node.op_type] += 1
     return {name: dict(counter) for name, counter in counts.items()}
-
-
-def shape_like(value: ir.Value) -> ir.Shape | None:
-    """Return a value's shape for another value, None if unknown: a copy, unless the shape is frozen."""
-    return value.shape if value.shape is None or value.shape.frozen else value.shape.copy()

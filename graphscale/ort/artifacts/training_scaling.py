@@ -12,7 +12,7 @@ from graphscale.analysis.hints import Hints
 from graphscale.analysis.proof import prove
 from graphscale.analysis.report import STATE_OF_SCALE, Report
 from graphscale.errors import GradientError, InvalidLossScaleError
-from graphscale.graph.builder import Builder, Editor, Names, replace_reads, shape_like
+from graphscale.graph.builder import Builder, Editor, Names, replace_reads
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
 from graphscale.graph.walks import ancestors, descendants
@@ -100,7 +100,7 @@ def _describe_gradients(graph: ir.Graph) -> None:
         if node.op_type == "InPlaceAccumulatorV2":
             buffer, gradient = node.inputs[:2]
             if buffer is not None and gradient is not None and gradient.dtype is None:
-                gradient.type, gradient.shape = ir.TensorType(dtype_of(gradient)), shape_like(buffer)
+                gradient.type, gradient.shape = ir.TensorType(dtype_of(gradient)), _copy_shape(buffer)
 
 
 def _check_accumulated(step: Step, trainable: Collection[str], name: str) -> None:
@@ -235,5 +235,10 @@ def _accumulated(editor: Editor, node: ir.Node) -> ir.Value:
     if not value.name:
         value.name = editor.unique(f"{buffer.name}.sum")
         value.type = ir.TensorType(dtype_of(buffer))
-        value.shape = shape_like(buffer)
+        value.shape = _copy_shape(buffer)
     return value
+
+
+def _copy_shape(value: ir.Value) -> ir.Shape | None:
+    """Return a value's shape for another value."""
+    return None if value.shape is None else value.shape.copy()

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import UnsupportedModelError
-from graphscale.graph.builder import Builder, shape_like
+from graphscale.graph.builder import Builder
 from graphscale.graph.inference import infer_results
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import is_float, node_name, op_name
@@ -129,9 +129,8 @@ class NodeWriter:
         values = [self._value(op_type, i, operands) for i in range(len(operands))]
         name = f"{self.build.prefix}.{op_type.lower()}"
         if like is not None:
-            dtype, shape = dtype or like.dtype, shape_like(like) if shape is None else shape
-        declared = (name, dtype, None if shape is None else ir.Shape(shape))
-        outputs = [declared, *[(name, None, None)] * (count - 1)]
+            dtype, shape = dtype or like.dtype, like.shape if shape is None else shape
+        outputs = [(name, dtype, shape), *[(name, None, None)] * (count - 1)]
         node = self.build.node(op_type, values, outputs, attributes=kept)
         infer_results(node, self.opset)
         return tuple(node.outputs)

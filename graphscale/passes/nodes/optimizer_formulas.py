@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.builder import Builder, shape_like
+from graphscale.graph.builder import Builder
 
 __all__ = ["LOWERINGS", "Formula"]
 
@@ -33,7 +33,7 @@ class Formula:
 
     def __call__(self, op_type: str, *operands: Any, scalar: bool = False, dtype: Any = None, **attributes: Any) -> Any:
         inputs = [self._value(operand) for operand in operands]
-        shape = () if scalar else shape_like(self._like)
+        shape = () if scalar else self._like.shape
         return self._build.op(op_type, inputs, dtype=dtype, shape=shape, **attributes)
 
     def _value(self, operand: Any) -> ir.Value:
