@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from graphscale.checks.diffing import DiffReport, diff
     from graphscale.checks.linting import Finding, LintReport, lint
     from graphscale.checks.verification import VerifyReport, verify
+    from graphscale.inspection import inspect, roles
+    from graphscale.lowered import lower
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
     from graphscale.ort.standard_forms import LoweredModel, LoweringReport, lower_training_ops
-    from graphscale.pipeline import ScaledModel, inspect, lower, roles, scale
+    from graphscale.pipeline import ScaledModel, scale
     from graphscale.policy import presets
     from graphscale.replicas import ReplicatedSession, split
     from graphscale.session import Session, StepResult
@@ -76,8 +78,10 @@ _MODULES = {
     "checks.diffing": ("DiffReport", "diff"),
     "ort.fusing": ("export_weights", "fuse"),
     "checks.linting": ("Finding", "LintReport", "lint"),
+    "inspection": ("inspect", "roles"),
+    "lowered": ("lower",),
     "mixed_precision": ("AutocastModel", "autocast"),
-    "pipeline": ("ScaledModel", "inspect", "lower", "roles", "scale"),
+    "pipeline": ("ScaledModel", "scale"),
     "replicas": ("ReplicatedSession", "split"),
     "analysis.report": ("Report",),
     "session": ("Session", "StepResult"),

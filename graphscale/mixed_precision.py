@@ -25,7 +25,8 @@ from graphscale.passes.casting.settings import make_settings
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, scale
 from graphscale.process.summary import Row
-from graphscale.targets import check_versions, get_target
+from graphscale.releases import check_versions
+from graphscale.targets import get_target
 
 __all__ = ["AutocastModel", "autocast"]
 

@@ -19,24 +19,22 @@ from graphscale.analysis.report import TELEMETRY, Report, StateReport
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
-from graphscale.errors import AlreadyScaledError, AutocastError, TargetError
+from graphscale.errors import AutocastError
 from graphscale.files import model_files
 from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
-from graphscale.graph.stamp import SPLIT_KEY, Stamp, is_scaled, refuse_scaled
+from graphscale.graph.stamp import Stamp, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
 from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.loss_scale import get_policy
-from graphscale.policy.names import ScaledValue
 from graphscale.process.stages import report_stage
 from graphscale.process.summary import Row
 from graphscale.step.training_step import Step
-from graphscale.step.understanding import make_report, understand
-from graphscale.targets import Target, advise, check_versions, get_target, target_names
+from graphscale.targets import advise, get_target
 
 if TYPE_CHECKING:
     from graphscale.analysis.own_scale import OwnScale
@@ -46,12 +44,9 @@ __all__ = [
     "Model",
     "ScaledModel",
     "complete_report",
-    "inspect",
-    "lower",
     "make_stamp",
     "open_copy",
     "open_copy_with_proto",
-    "roles",
     "scale",
 ]
 
@@ -135,13 +130,16 @@ def scale(
     chosen, unscale = get_target(target), passes.UnscaleGradients(gradient_dtype)
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
-    check_versions(work, chosen)
+    if not chosen.loads(work):
+        from graphscale.releases import check_versions
+
+        check_versions(work, chosen)
     nodes_before = len(work.graph)
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles, accepted=accept)
     hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
         warnings = [*prepare(work, hints), *advise(work, chosen)]
-        own = _find_own_scale(work, hints)
+        own = own_scale_of(work, hints)
         warnings += [] if own is None else own.refuse(name)
         replaced = replace_training_ops(work, chosen)
         scale_loss = ScaleLoss(
@@ -173,7 +171,9 @@ def scale(
         )
         _stamp(step, report, counting).write(work)
     if chosen.plain:
-        report = _lower(work, chosen)
+        from graphscale.lowering.lower_model import lower_model  # few steps are lowered here
+
+        report = lower_model(work, chosen)
     if prepared is not None:
         from graphscale.step.step_trial import try_scaled  # for those who ask
 
@@ -181,108 +181,13 @@ def scale(
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
-@name_damage
-@paused_collector()
-def lower(scaled: Model | ScaledModel, target: str = "ort-cpu") -> ScaledModel:
-    """Lower a scaled step to the form that one runtime runs fastest. The given model is not changed.
-
-    The state keeps its inputs and outputs, with their names, and all operators are standard ones. Outputs and states
-    keep every bit, except where an intermediate number is subnormal. `graphscale.in_place` in the metadata names the
-    carried inputs that may share one buffer with their next value. `scale(..., target="ort-cpu")` gives the same model.
-
-    Args:
-        scaled: a path, an onnx_ir model or a ModelProto, scaled for target "onnx"; or the result of `scale`.
-        target: the target, "ort-cpu".
-
-    Raises:
-        TargetError: graphs are not lowered for this target, or the step was scaled for another one.
-        ModelFileError: the model carries no loss scale, or is damaged.
-    """
-    chosen = get_target(target)
-    if not chosen.plain:
-        names = target_names(lambda each: bool(each.plain))
-        raise TargetError(f"graphs are not lowered for target {target!r}, but for {names}")
-    model = scaled.model if isinstance(scaled, ScaledModel) else scaled
-    from graphscale.graph.stamp_reading import read_stamp
-
-    work, name = open_copy(model)
-    stamp = read_stamp(work, name)
-    if (
-        SPLIT_KEY in work.metadata_props
-        or ScaledValue.WINDOW_FINITE in stamp.names
-        or ScaledValue.LOSS not in stamp.names
-    ):
-        raise TargetError(f"{name} is a part of a step; whole steps are lowered, in one file each")
-    if stamp.target != chosen.plain:
-        raise TargetError(
-            f"{name} was scaled for target {stamp.target!r}; for {target!r} scale its original with --target {target}"
-        )
-    report = _lower(work, chosen)
-    return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
-
-
-def _lower(model: ir.Model, target: Target) -> Report:
-    from graphscale.lowering.lower_model import lower_model  # few steps are lowered here
-
-    return lower_model(model, target)
-
-
-@name_damage
-@paused_collector()
-def inspect(
-    model: Model,
-    *,
-    loss: str | None = None,
-    seed: str | None = None,
-    gradients: Sequence[str] | None = None,
-    updates: Mapping[str, str] | None = None,
-    roles: Any = None,
-) -> Report:
-    """Analyse a training graph without changing it. Of a scaled model, return the report of its scaling.
-
-    The arguments and errors are those of `scale`, but an open role is reported as a proposal, and a scaled model with
-    arguments other than roles is an AlreadyScaledError.
-    """
-    work, name = open_copy(model)
-    if is_scaled(work):
-        if loss or seed or gradients or updates:
-            raise AlreadyScaledError(
-                f"{name} is scaled, and shows the report of its scaling; pass the original where you name a "
-                "loss, a seed edge, gradients or updates"
-            )
-        from graphscale.analysis.report_reading import read_report
-        from graphscale.graph.stamp_reading import read_stamp
-
-        return read_report(read_stamp(work.metadata_props, name), name)
-    hints = Hints(loss, seed, gradients or (), updates, roles)
-    warnings = prepare(work, hints)
-    own = _find_own_scale(work, hints)
-    warnings += [] if own is None else [own.warn()]
-    report = make_report(understand(work, hints, asking=False))
-    count = len(work.graph)
-    return dataclasses.replace(report, warnings=(*warnings, *report.warnings), nodes_before=count, nodes_after=count)
-
-
-def _find_own_scale(model: ir.Model, hints: Hints) -> OwnScale | None:
+def own_scale_of(model: ir.Model, hints: Hints) -> OwnScale | None:
     """Find the own loss scale of a step; most steps have no number that could be one."""
     if not may_be_scaled(model.graph):
         return None
     from graphscale.analysis.own_scale import find_own_scale
 
     return find_own_scale(model.graph, hints.stated_by(model).answers.losses)
-
-
-def roles(model: Model, answers: Any = None) -> RoleTable:
-    """Return the role of each input and output of a training graph, with its evidence.
-
-    Args:
-        model: a path, an onnx_ir model or a ModelProto; of a scaled model, the roles in its original are returned.
-        answers: known roles: the content of a roles file, or None.
-
-    Raises:
-        GraphscaleError: the input is not acceptable, or an answer contradicts the graph.
-    """
-    return RoleTable(inspect(model, roles=answers).roles)
 
 
 def open_copy(model: Model) -> tuple[ir.Model, str]:

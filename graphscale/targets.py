@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from graphscale.errors import TargetError
@@ -19,19 +18,16 @@ __all__ = [
     "MIN_OPSET",
     "RELEASES",
     "TARGETS",
+    "TRAINING_BUILD",
     "WITHOUT_KERNEL",
     "Release",
     "Target",
     "advise",
-    "check_versions",
     "choose_target",
     "default_opset",
     "get_target",
     "get_training_target",
-    "installed_runtime",
-    "release_of",
     "target_names",
-    "too_new",
 ]
 
 
@@ -105,6 +101,11 @@ class Target:
         """The newest IR version that it loads."""
         return self.release.max_ir_version
 
+    def loads(self, model: ir.Model) -> bool:
+        """Return whether a release of the runtime loads a model of this IR version and opset."""
+        is_known = MIN_IR_VERSION <= model.ir_version <= self.max_ir_version
+        return is_known and MIN_OPSET <= default_opset(model) <= self.max_opset
+
 
 # The CPU provider of onnxruntime-training 1.19.2 crashes while it inserts casts around the first three, and lacks the
 # kernels that the others would need then.
@@ -140,7 +141,7 @@ WITHOUT_KERNEL = {
 _TRAINING_PACKAGE = ("onnxruntime-training",)
 _CUDA_PACKAGES = ("onnxruntime-gpu", *_TRAINING_PACKAGE)
 _PACKAGES = ("onnxruntime", *_CUDA_PACKAGES)
-_NEWEST_STOCK, _TRAINING_BUILD = "onnxruntime 1.32", "onnxruntime-training 1.19.2"
+_NEWEST_STOCK, TRAINING_BUILD = "onnxruntime 1.32", "onnxruntime-training 1.19.2"
 
 TARGETS = {
     target.name: target
@@ -150,9 +151,9 @@ TARGETS = {
             "ort-cpu", False, False, False, _NEWEST, f"{_NEWEST_STOCK} on the CPU", _PACKAGES, _CPU_WIDE, plain="onnx"
         ),
         Target("ort-cuda", False, True, False, _NEWEST_GPU, "onnxruntime-gpu 1.31", _CUDA_PACKAGES, bfloat16=True),
-        Target("ort-training", False, False, True, _TRAINING, _TRAINING_BUILD, _TRAINING_PACKAGE, _CPU_WIDE),
+        Target("ort-training", False, False, True, _TRAINING, TRAINING_BUILD, _TRAINING_PACKAGE, _CPU_WIDE),
         Target(
-            *("ort-training-cuda", True, True, True, _TRAINING, f"{_TRAINING_BUILD} on CUDA", _TRAINING_PACKAGE),
+            *("ort-training-cuda", True, True, True, _TRAINING, f"{TRAINING_BUILD} on CUDA", _TRAINING_PACKAGE),
             bfloat16=True,
         ),
     )
@@ -207,96 +208,6 @@ def get_training_target(name: str) -> Target:
 def default_opset(model: ir.Model) -> int:
     """Return the version of ai.onnx that a model imports, or 0."""
     return model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-
-
-def release_of(number: str) -> Release | None:
-    """Return the limits of a version of ONNX Runtime, or None for an untried version.
-
-    Args:
-        number: the version, such as "1.32.0".
-    """
-    try:
-        major, minor = (int(part) for part in number.split(".")[:2])
-    except ValueError:
-        return None
-    if not RELEASES[0].number <= (major, minor) <= _NEWEST.number:
-        return None
-    return max((each for each in RELEASES if each.number <= (major, minor)), key=lambda each: each.number)
-
-
-def installed_runtime(target: Target) -> tuple[str, str] | None:
-    """Return the name and the version of the installed distribution of a target's runtime, or None."""
-    for package in target.packages:
-        try:
-            return package, version(package)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def too_new(number: str, opset: int, ir_version: int) -> str:
-    """Return a clause on versions that ONNX Runtime does not load; empty if it loads them, or was not tried.
-
-    Args:
-        number: the version of ONNX Runtime.
-        opset: the model's version of ai.onnx.
-        ir_version: the model's IR version.
-    """
-    release = release_of(number)
-    if release is None or (opset <= release.max_opset and ir_version <= release.max_ir_version):
-        return ""
-    return (
-        f"it loads up to opset {release.max_opset} and IR version {release.max_ir_version}; "
-        f"the model has opset {opset} and IR version {ir_version}"
-    )
-
-
-def advise_missing(message: str) -> str:
-    """Return advice on operators that the installed ONNX Runtime lacks; empty if its message is about something else.
-
-    Args:
-        message: the text with which it refused a model.
-    """
-    if "is not a registered function" in message:
-        package = _TRAINING_BUILD.replace(" ", "==")
-        return f"; on Python 3.11, pip uninstall onnxruntime, then pip install {package}"
-    return "; run it where all operators have kernels, as on CUDA" if "NOT_IMPLEMENTED" in message else ""
-
-
-def check_versions(model: ir.Model, target: Target) -> None:
-    """Refuse a model that no release of the target's runtime loads. graphscale never converts versions unasked.
-
-    Messages name the installed release, but it decides nothing: the model may be for another machine.
-
-    Raises:
-        TargetError: the IR version or the opset is out of the target's range.
-    """
-    opset = default_opset(model)
-    if model.ir_version < MIN_IR_VERSION:
-        raise TargetError(
-            f"the model has IR version {model.ir_version}, without constants; export it with "
-            f"ir_version={target.max_ir_version}, or set it: model.ir_version = {MIN_IR_VERSION}"
-        )
-    if model.ir_version > target.max_ir_version:
-        raise TargetError(
-            f"the model has IR version {model.ir_version}, and target {target.name!r} ({target.runs_on}) loads up to "
-            f"{target.max_ir_version}{_describe_installed(target)}; export it with ir_version={target.max_ir_version}"
-        )
-    if not MIN_OPSET <= opset <= target.max_opset:
-        raise TargetError(
-            f"the model has opset {opset}, and target {target.name!r} ({target.runs_on}) takes {MIN_OPSET} to "
-            f"{target.max_opset}{_describe_installed(target)}; export it with an opset in that range"
-        )
-
-
-def _describe_installed(target: Target) -> str:
-    """Return a parenthesis on the limits of the installed runtime, or nothing."""
-    if (found := installed_runtime(target)) is None:
-        return ""
-    name = f"{' '.join(found)}, installed here,"
-    if (release := release_of(found[1])) is None:
-        return f" ({name} was not tried)"
-    return f" ({name} loads up to opset {release.max_opset} and IR version {release.max_ir_version})"
 
 
 def advise(model: ir.Model, target: Target) -> list[str]:

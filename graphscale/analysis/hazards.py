@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from graphscale.graph.cones import descendants, nodes_above
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import (
     cannot_fail,
@@ -24,7 +25,7 @@ from graphscale.graph.values import (
     reads_shape,
     subgraphs,
 )
-from graphscale.graph.walks import descendants, nodes_above, reach
+from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, nodes_with
 
 __all__ = [

@@ -20,8 +20,9 @@ import onnx_ir as ir
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.errors import NonlinearGradientError, SeedNotFoundError
+from graphscale.graph.cones import producers_of
 from graphscale.graph.values import Use, is_scalar, operand_at, subgraphs
-from graphscale.graph.walks import producers_of, reach
+from graphscale.graph.walks import reach
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["OptimizerContractions", "find_reconstructions", "solve_without_others"]

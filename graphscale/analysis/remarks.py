@@ -14,8 +14,9 @@ from graphscale.analysis.roles.nearness import likeness
 from graphscale.analysis.roles.role_table import Role, Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Update, same_type
+from graphscale.graph.cones import descendants
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, subgraphs
-from graphscale.graph.walks import descendants, source_by_trait
+from graphscale.graph.walks import source_by_trait
 from graphscale.operators import Kind, Trait, has_trait
 from graphscale.process.summary import few
 

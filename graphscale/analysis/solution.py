@@ -119,7 +119,9 @@ class Solution:
                 return f"the scale would enter at {place}, where the data is, and not the result of a layer"
             if place.value not in sums and any(v in sums for v in reach([place.value], self._smooth_operands)):
                 return f"the scale would enter at {place}, which depends on the value of the loss"
-        indexed = topology.nodes_like(lambda operator: bool(operator.traits & (Trait.INDEXES_AXIS | Trait.INDEXES_AXES)))
+        indexed = topology.nodes_like(
+            lambda operator: bool(operator.traits & (Trait.INDEXES_AXIS | Trait.INDEXES_AXES))
+        )
         tables = any(node.outputs[0] in topology.forward for node in indexed)
         if self.coverage.covered and not (layers or tables):
             return "no layer computes it, and the backward pass has one"

@@ -39,7 +39,7 @@ def fuse(
         graphscale fuse artifacts -o fused.onnx
         graphscale fuse artifacts -o fused.onnx --loss-scale dynamic
     """
-    from graphscale import pipeline
+    from graphscale import inspection, pipeline
     from graphscale.ort.fusing import fuse as fuse_folder
     from graphscale.ort.fusing import join_models
 
@@ -50,7 +50,7 @@ def fuse(
             if value is not None:
                 raise InvalidLossScaleError(f"--{name} goes with --loss-scale dynamic")
         step = fuse_folder(folder, target=target)
-        report = pipeline.inspect(step.model, loss=step.loss, updates=step.updates)
+        report = inspection.inspect(step.model, loss=step.loss, updates=step.updates)
         report = dataclasses.replace(report, replaced=step.replaced)
         step.save(output)
     else:

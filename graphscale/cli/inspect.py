@@ -57,7 +57,7 @@ def inspect(
         graphscale inspect original.onnx --html graph.html --roles-out new_roles.json
         graphscale inspect original.onnx --check-gradients --feeds feeds.npz
     """
-    from graphscale import pipeline
+    from graphscale import inspection
     from graphscale.analysis.hints import Hints
     from graphscale.analysis.roles.answers import Answers, roles_file
     from graphscale.checks import drawing
@@ -80,7 +80,7 @@ def inspect(
     if html is not None:
         writing.check_new_output(html)
     options.refuse_one_file({"--roles-out": roles_out, "--html": html})
-    report = pipeline.inspect(model, **vars(hints))
+    report = inspection.inspect(model, **vars(hints))
     if roles_out is not None:
         with writing.write_file(roles_out) as path:
             path.write_text(roles_file(report.roles), encoding="utf-8")
@@ -111,7 +111,7 @@ def _drop_session_inputs(roles: Sequence[RoleEntry], folder: Path) -> tuple[Role
 
 def _inspect_folder(folder: Path, hints: Hints) -> int:
     """Print the report of each model of a folder, an equal one once; models without gradients by their operators."""
-    from graphscale import pipeline
+    from graphscale import inspection
     from graphscale.files import model_files
     from graphscale.graph.stamp import is_scaled
     from graphscale.ort.artifacts.folder import MODELS, TRAINING_MODEL
@@ -120,7 +120,7 @@ def _inspect_folder(folder: Path, hints: Hints) -> int:
     for path in (folder / name for name in MODELS if (folder / name).is_file()):
         model = model_files.load(path)
         if path.name == TRAINING_MODEL or is_scaled(model):
-            report = pipeline.inspect(path, **vars(hints))
+            report = inspection.inspect(path, **vars(hints))
             reports[str(path)] = dataclasses.replace(report, roles=_drop_session_inputs(report.roles, folder))
         else:
             counts = Counter(node.op_type for node in model.graph)

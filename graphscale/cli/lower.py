@@ -28,10 +28,10 @@ def lower(
     Examples:
         graphscale lower step.onnx -o lowered.onnx
     """
-    from graphscale import pipeline
     from graphscale.files import writing
+    from graphscale.lowered import lower as lower_step
 
     writing.check_new_output(output)
-    result = pipeline.lower(scaled, target)
+    result = lower_step(scaled, target)
     result.save(output)
     show_summary(result.report, f"{scaled} lowered -> {output}")

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
 
+from graphscale.graph.cones import carried_by
 from graphscale.graph.values import has_bodies, operands_of, subgraphs
-from graphscale.graph.walks import carried_by
 
 __all__ = ["Body", "BodyRun", "Layout", "bodies_of", "flatten"]
 

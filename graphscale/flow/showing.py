@@ -16,8 +16,9 @@ import onnx_ir as ir
 from graphscale.flow.interpreter import Flow
 from graphscale.flow.signs import survival_at
 from graphscale.flow.survival import Effect, Loss, SurvivalDomain
+from graphscale.graph.cones import producers_of
 from graphscale.graph.values import constant_tensor, inputs_of, is_tensor, reads_shape, subgraphs
-from graphscale.graph.walks import producers_of, reach, source_by_trait
+from graphscale.graph.walks import reach, source_by_trait
 from graphscale.operators import KINDS, Fate, Survival, Trait, has_trait
 
 __all__ = ["Coverage", "Effects", "is_empty", "shown_kinds", "union"]

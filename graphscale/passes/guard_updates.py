@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import Update
 from graphscale.errors import UnsupportedModelError
-from graphscale.flow.outcome import is_reset
 from graphscale.graph.builder import Builder
 from graphscale.graph.marks import LOWER_TRAINING_OPS, PASS_KEY
 from graphscale.graph.types import dtype_of
@@ -91,6 +90,8 @@ def _old_value(new: ir.Value, state: ir.Value) -> ir.Value:
     """Return a state's value after a skipped step: its own, or that after the reset of an accumulator."""
     node = new.producer()
     if node is not None and node.op_type == "Add" and node.metadata_props.get(PASS_KEY) == LOWER_TRAINING_OPS:
+        from graphscale.flow.resets import is_reset
+
         kept = node.inputs[0]
         if kept is not None and is_reset(kept, state):
             return kept

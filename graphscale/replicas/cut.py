@@ -15,8 +15,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.report import STATE_OF_SCALE, TELEMETRY
 from graphscale.errors import SplitError
+from graphscale.graph.cones import descendants, nodes_above, producers_of
 from graphscale.graph.values import is_float, is_scalar, is_source, main_node, main_nodes, node_name, operands_of
-from graphscale.graph.walks import ancestors, descendants, nodes_above, producers_of, reach
+from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Trait, has_trait
 from graphscale.passes import CheckFinite, OrderWrites
 from graphscale.policy.names import ScaledValue

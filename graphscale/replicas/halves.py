@@ -10,10 +10,10 @@ from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
 from graphscale.errors import SplitError, UnsupportedModelError
 from graphscale.graph.builder import Editor, behind, replace_reads
+from graphscale.graph.cones import nodes_above
 from graphscale.graph.inference import infer_types
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import inner_nodes, operands_of, uses_of, values_by_name
-from graphscale.graph.walks import nodes_above
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.cut import Cut
 

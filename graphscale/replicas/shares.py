@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from graphscale.errors import SessionError, SplitError
+from graphscale.graph.cones import nodes_above
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import is_scalar, node_name, operands_of, values_by_name
-from graphscale.graph.walks import nodes_above
 from graphscale.passes import CheckFinite
 from graphscale.replicas.buckets import Gradient
 from graphscale.replicas.halves import MARK, REPLICAS_FINITE, extract, know_types

@@ -15,8 +15,9 @@ import onnx_ir as ir
 from graphscale.errors import SessionError, one_line, reporting
 from graphscale.files import model_files
 from graphscale.pipeline import ScaledModel
+from graphscale.releases import advise_missing, too_new
 from graphscale.session.carried import Device, read_values
-from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, advise_missing, default_opset, too_new
+from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, default_opset
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -13,7 +13,8 @@ from graphscale.errors import TrialError
 from graphscale.files.limits import TRIAL_MEMORY, TRIAL_SECONDS, current_limits
 from graphscale.process.child import ChildError, call_in_child
 from graphscale.process.stages import report_stage
-from graphscale.targets import get_target, installed_runtime
+from graphscale.releases import installed_runtime
+from graphscale.targets import get_target
 
 if TYPE_CHECKING:
     from graphscale.analysis.report import Report

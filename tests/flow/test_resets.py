@@ -6,7 +6,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from graphscale.flow.outcome import find_reset_flags, is_reset
+from graphscale.flow.resets import find_reset_flags, is_reset
 
 pytestmark = pytest.mark.static
 

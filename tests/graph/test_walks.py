@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 import onnx_ir as ir
 import pytest
 
+from graphscale.graph.cones import descendants
 from graphscale.graph.values import operands_of, values_by_name
-from graphscale.graph.walks import ancestors, descendants, reach, source_of
+from graphscale.graph.walks import ancestors, reach, source_of
 
 pytestmark = pytest.mark.static
 

@@ -9,7 +9,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from graphscale.targets import RELEASES, WITHOUT_KERNEL, release_of
+from graphscale.releases import release_of
+from graphscale.targets import RELEASES, WITHOUT_KERNEL
 from tests.operators.suite import suite_cases
 
 NEWEST = RELEASES[-1]

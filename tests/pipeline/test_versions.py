@@ -13,10 +13,11 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from graphscale import targets
+from graphscale import releases
 from graphscale.checks.running.private import Runner
 from graphscale.errors import SessionError, TargetError, VerifyError
-from graphscale.targets import RELEASES, get_target, installed_runtime, release_of
+from graphscale.releases import installed_runtime, release_of
+from graphscale.targets import RELEASES, get_target
 from tests.build import feeds_for, linear_step, step
 from tests.cli.command import graphscale
 from tests.conftest import Arrays, load_example
@@ -92,7 +93,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
             raise PackageNotFoundError(package)
         return installed[package.replace("-", "_")]
 
-    monkeypatch.setattr(targets, "version", version)
+    monkeypatch.setattr(releases, "version", version)
 
 
 TOO_NEW = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from graphscale.inspection import inspect
 from graphscale.passes import AddTelemetry
-from graphscale.pipeline import inspect
 from graphscale.training.metrics import read_metrics
 from graphscale.training.record import StepRecord
 from graphscale.training.schedules import LearningRate

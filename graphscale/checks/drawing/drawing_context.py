@@ -15,9 +15,9 @@ from graphscale.analysis.proof import scale_degrees
 from graphscale.errors import GraphscaleError
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.graph.builder import PASS_KEY
+from graphscale.graph.cones import nodes_above
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.values import inner_nodes, uses_of
-from graphscale.graph.walks import nodes_above
 from graphscale.passes import scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.names import ScaledValue

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.wiring import Wiring
-from graphscale.graph.walks import producers_of, reach
+from graphscale.graph.cones import producers_of
+from graphscale.graph.walks import reach
 from graphscale.passes import ScaleLoss, UnscaleGradients, UpdateLossScale
 
 __all__ = ["Boxes", "fold"]

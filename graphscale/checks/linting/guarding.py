@@ -15,8 +15,9 @@ from graphscale.checks.linting.state_search import Carry, State
 from graphscale.checks.patterns import input_at, producer, skip_ordering, update_signal
 from graphscale.flow.outcome import Number, Outcomes, is_kept
 from graphscale.flow.support import reach
+from graphscale.graph.cones import producers_of
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, op_name
-from graphscale.graph.walks import is_contradiction, producers_of, source_by_trait
+from graphscale.graph.walks import is_contradiction, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__: list[str] = []

@@ -15,8 +15,9 @@ from graphscale.checks.linting.flow import Scale
 from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError, suggest
+from graphscale.graph.cones import producers_of
 from graphscale.graph.values import constant_tensor, is_float, is_scalar, subgraphs, value_label
-from graphscale.graph.walks import is_contradiction, producers_of, source_by_trait
+from graphscale.graph.walks import is_contradiction, source_by_trait
 from graphscale.operators import Trait, has_trait
 
 __all__ = ["find_named_scale", "find_scale"]

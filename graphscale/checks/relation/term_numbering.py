@@ -19,8 +19,8 @@ from graphscale.checks.relation.shape_inference import sizes_of
 from graphscale.checks.relation.terms import Number, Operation, Shape, Source, Terms
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Mixed
 from graphscale.flow.term import attribute_key
+from graphscale.graph.cones import carried_by
 from graphscale.graph.values import constant_tensor, has_bodies, own_dtype, subgraphs
-from graphscale.graph.walks import carried_by
 from graphscale.operators import Trait, has_trait, optimizer_of
 
 __all__ = ["Numbering", "shape_of"]

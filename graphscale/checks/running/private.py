@@ -20,9 +20,10 @@ from graphscale.graph.values import uses_of, values_by_name
 from graphscale.graph.walks import ancestors
 from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
+from graphscale.releases import advise_missing, too_new
 from graphscale.session.interface import to_ort_value
 from graphscale.session.loading import choose_device, make_quiet_options
-from graphscale.targets import CPU_PROVIDER, advise_missing, default_opset, get_target, too_new
+from graphscale.targets import CPU_PROVIDER, default_opset, get_target
 
 __all__ = ["Copy", "Results", "Runner", "extract", "find_unseeded", "give_seed"]
 

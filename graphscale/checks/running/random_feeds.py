@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphscale.checks.running.private import Runner, extract
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
-from graphscale.flow.outcome import find_reset_flags
+from graphscale.flow.resets import find_reset_flags
 from graphscale.graph.values import constant_tensor
 from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import OPERATORS, Trait, attribute, has_trait, rule_of

@@ -17,8 +17,9 @@ from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, 
 from graphscale.errors import ProofError
 from graphscale.flow.degree import ZERO, Degree
 from graphscale.flow.outcome import Number, Outcomes, is_kept
+from graphscale.graph.cones import producers_of
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, node_name, own_dtype, reads_shape, uses_of
-from graphscale.graph.walks import ancestors, producers_of, source_by_trait
+from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, nodes_with, optimizer_of, overwritten_inputs
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import RESULTS

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from graphscale.graph.cones import descendants
 from graphscale.graph.values import Use, is_known_zero, operand_at, uses_of
-from graphscale.graph.walks import descendants
 from graphscale.lowering.merge_probes import MergeProbes
 from graphscale.lowering.multiply_first import is_number_up_to_one
 from graphscale.lowering.thresholds import VIEWS, Thresholds, count_elements, skip_views

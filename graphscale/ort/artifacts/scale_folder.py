@@ -38,7 +38,8 @@ from graphscale.passes import Autocast
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import make_stamp
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
-from graphscale.targets import Target, check_versions, get_training_target
+from graphscale.releases import check_versions
+from graphscale.targets import Target, get_training_target
 
 __all__ = ["ScaledArtifacts", "repair_versions", "scale_artifacts", "with_states", "write_artifacts"]
 

@@ -13,9 +13,10 @@ from graphscale.analysis.proof import prove
 from graphscale.analysis.report import STATE_OF_SCALE, Report
 from graphscale.errors import GradientError, InvalidLossScaleError
 from graphscale.graph.builder import Builder, Editor, Names, replace_reads
+from graphscale.graph.cones import descendants
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of
-from graphscale.graph.walks import ancestors, descendants
+from graphscale.graph.walks import ancestors
 from graphscale.operators import written_inputs
 from graphscale.ort.artifacts.folder import (
     EVAL_MODEL,

@@ -24,7 +24,8 @@ from graphscale.passes import OrderWrites, replace_training_ops
 from graphscale.passes.nodes.training_optimizers import AdamW, add_sgd, clip_by_norm, make_adamw
 from graphscale.passes.nodes.write_order import order_writes, write_in_place
 from graphscale.process.summary import Row, few
-from graphscale.targets import check_versions, get_target
+from graphscale.releases import check_versions
+from graphscale.targets import get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "join_models", "set_value"]
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from graphscale.graph.walks import producers_of
+from graphscale.graph.cones import producers_of
 from graphscale.operators import Colour
 from graphscale.passes.casting.denial import deny_nodes, propagate_denial
 from graphscale.passes.casting.precision_plan import PrecisionPlan, begin_plan

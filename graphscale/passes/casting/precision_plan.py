@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from graphscale.graph.cones import nodes_above
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import all_nodes, constant_tensor, operands_of
-from graphscale.graph.walks import nodes_above
 from graphscale.operators import OPERATORS, CastRule, Colour, Kind
 from graphscale.passes.casting.settings import Settings
 from graphscale.step.training_step import Step

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
+from graphscale.graph.cones import nodes_above
 from graphscale.graph.values import inner_nodes, is_scalar, operands_of
-from graphscale.graph.walks import nodes_above, source_of
+from graphscale.graph.walks import source_of
 from graphscale.step.training_step import Step
 
 __all__ = ["LOSS", "OPTIMIZER", "SEED", "pin_nodes"]

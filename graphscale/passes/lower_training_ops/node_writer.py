@@ -130,7 +130,8 @@ class NodeWriter:
         name = f"{self.build.prefix}.{op_type.lower()}"
         if like is not None:
             dtype, shape = dtype or like.dtype, like.shape if shape is None else shape
-        outputs = [(name, dtype, shape), *[(name, None, None)] * (count - 1)]
+        declared = (name, dtype, None if shape is None else ir.Shape(shape))
+        outputs = [declared, *[(name, None, None)] * (count - 1)]
         node = self.build.node(op_type, values, outputs, attributes=kept)
         infer_results(node, self.opset)
         return tuple(node.outputs)

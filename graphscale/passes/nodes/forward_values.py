@@ -7,9 +7,9 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from graphscale.graph.cones import nodes_above
 from graphscale.graph.inference import dtypes_by_name
 from graphscale.graph.values import Use, constant_tensor, is_float, is_tensor, operand_at, operands_of
-from graphscale.graph.walks import nodes_above
 from graphscale.operators import Trait, has_trait, overwritten_inputs, writing_nodes
 
 __all__ = ["find_forward_values"]

@@ -10,7 +10,8 @@ import onnxruntime as ort
 import pytest
 
 from graphscale.passes.lower_training_ops import FORMULAS
-from graphscale.targets import RELEASES, release_of
+from graphscale.releases import release_of
+from graphscale.targets import RELEASES
 from tests.passes.training_ops.cases import check_case
 from tests.passes.training_ops.recorded_cases import FOLDER, Recorded, read_cases
 

@@ -13,7 +13,8 @@ import pytest
 
 from graphscale.graph.builder import Editor
 from graphscale.passes.lower_training_ops.writer import Writer
-from graphscale.targets import RELEASES, release_of
+from graphscale.releases import release_of
+from graphscale.targets import RELEASES
 from tests.build import parse
 from tests.conftest import run_once
 
