@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 import graphscale as gs
-from graphscale.analysis.roles.answers import roles_file
+from graphscale.analysis.roles.roles_file import roles_file
 from graphscale.checks.verification.counterexample import save_case
 from graphscale.checks.verification.verify_report import Case
 from graphscale.training.run import Options, Run

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.graph.cones import descendants, nodes_above
+from graphscale.graph.failures import cannot_fail
 from graphscale.graph.marks import PASS_KEY
 from graphscale.graph.values import (
-    cannot_fail,
     constant_tensor,
     is_source,
     main_node,

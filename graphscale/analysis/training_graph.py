@@ -11,7 +11,7 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
 from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.loss_set import LossChoice, choose_losses
-from graphscale.analysis.roles.answers import Answers, ask
+from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.assignment import assign_roles
 from graphscale.analysis.roles.role_table import Role, Roles
 from graphscale.analysis.solution import solve_losses
@@ -121,6 +121,8 @@ def _finish(
                 f"outputs{suggest(name, sorted(filter(None, states)), 'there are')}"
             )
     if asking and not all(each.certain for each in roles.outputs.values()):
+        from graphscale.analysis.roles.roles_file import ask
+
         raise ask(roles.table())
     updates, warnings = _updates(roles, named, answers), [*solution.coverage.warnings(), *choice.warnings]
     if any(map(is_scalar, roles.inputs)) or any(map(_meets_number, plan.unscaled)):

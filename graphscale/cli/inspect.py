@@ -59,7 +59,8 @@ def inspect(
     """
     from graphscale import inspection
     from graphscale.analysis.hints import Hints
-    from graphscale.analysis.roles.answers import Answers, roles_file
+    from graphscale.analysis.roles.answers import Answers
+    from graphscale.analysis.roles.roles_file import roles_file
     from graphscale.checks import drawing
     from graphscale.checks.derivatives.gradient_check import check
     from graphscale.files import writing

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphscale.errors import InvalidLossScaleError, RolesError, UpdateError, reporting
+from graphscale.files.contents import parse_json
 from graphscale.files.descriptors import STDIN, STDOUT, descriptor_of
-from graphscale.files.reading import parse_json, read_file
+from graphscale.files.reading import read_file
 from graphscale.policy import presets
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
 from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, TARGETS, target_names

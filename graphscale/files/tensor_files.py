@@ -16,9 +16,10 @@ import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError, one_line
 from graphscale.files import checksum, writing
+from graphscale.files.contents import open_file
 from graphscale.files.kinds import describe_file, explain_unreadable
 from graphscale.files.limits import current_limits
-from graphscale.files.reading import open_file, read_file
+from graphscale.files.reading import read_file
 
 __all__ = ["ARRAY_DTYPES", "NUMPY_ERRORS", "Arrays", "read_npz", "read_safetensors", "to_native", "write_safetensors"]
 

@@ -17,12 +17,10 @@ __all__ = [
     "annotate",
     "compose_notes",
     "describe_model",
-    "find_wrong_notes",
-    "texts_of",
 ]
 
-_BEGINNING = "graphscale: "
-SCALED_LOSS_NOTE = f"{_BEGINNING}the loss times the loss scale"
+BEGINNING = "graphscale: "
+SCALED_LOSS_NOTE = f"{BEGINNING}the loss times the loss scale"
 _PAGE = f"{DOCS_URL}start/deploy/"
 _CARRIED = "carried state"
 
@@ -49,7 +47,7 @@ def compose_notes(
     for name in words.keys() & written:
         texts["input", name] = f"{words[name]}, which the runtime keeps from run to run; feed nothing here"
         texts["output", f"{name}.next"] = f"the next value of {printable(name)}, which holds it already"
-    return {place: _BEGINNING + text for place, text in texts.items()}
+    return {place: BEGINNING + text for place, text in texts.items()}
 
 
 def describe_model(target: str, state: Collection[str], scale: str | None, *, is_part: bool) -> str:
@@ -66,7 +64,7 @@ def describe_model(target: str, state: Collection[str], scale: str | None, *, is
     if state:
         too = ", that of the loss scale too" if scale in state else ""
         feed = f" After each run, feed every next value back to its input{too}: graphscale.state lists the pairs."
-    return f"{_BEGINNING}{subject} with loss scaling inside, for target {printable(target)}.{feed} {_PAGE}"
+    return f"{BEGINNING}{subject} with loss scaling inside, for target {printable(target)}.{feed} {_PAGE}"
 
 
 def annotate(model: ir.Model, about: str, notes: Mapping[tuple[str, str], str], *, anew: bool) -> None:
@@ -86,39 +84,8 @@ def annotate(model: ir.Model, about: str, notes: Mapping[tuple[str, str], str], 
                 value.doc_string = _replace(value.doc_string, note, anew)
 
 
-def find_wrong_notes(model: ir.Model, about: str | None, notes: Mapping[tuple[str, str], str | None]) -> list[str]:
-    """Return the differences between the notes in a model and those that it should have, a sentence each.
-
-    Notes may lack, as tools drop doc_strings, and all other text is free.
-
-    Args:
-        model: the model.
-        about: the text with its own note.
-        notes: the texts with the notes of inputs and outputs, by kind and name.
-    """
-    texts = [("the model", model.doc_string, about)]
-    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
-        texts += [(f"the {kind} {v.name!r}", v.doc_string, notes.get((kind, v.name or ""))) for v in values]
-    return [
-        f"the doc_string of {place} says {note!r}, and should " + (f"say {wanted!r}" if wanted else "not")
-        for place, text, wanted in texts
-        for note in _notes_in(text)
-        if note not in _notes_in(wanted)
-    ]
-
-
-def texts_of(model: ir.Model) -> dict[tuple[str, str], str | None]:
-    """Return the doc_strings of inputs and outputs, by kind and name."""
-    ends = {"input": model.graph.inputs, "output": model.graph.outputs}
-    return {(kind, value.name or ""): value.doc_string for kind, values in ends.items() for value in values}
-
-
-def _notes_in(text: str | None) -> list[str]:
-    return [line for line in (text or "").splitlines() if line.startswith(_BEGINNING)]
-
-
 def _replace(text: str | None, note: str | None, anew: bool) -> str | None:
     own, _, last = (text or "").rpartition("\n")
-    if not (anew and last.startswith(_BEGINNING)):
+    if not (anew and last.startswith(BEGINNING)):
         own = text or ""
     return "\n".join(filter(None, (own, note))) or None

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from graphscale.errors import AlreadyScaledError
 from graphscale.files.training_info import ROLES_KEY, drop_training_info
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
-from graphscale.graph.notes import annotate, compose_notes, describe_model, find_wrong_notes
+from graphscale.graph.notes import annotate, compose_notes, describe_model
 from graphscale.graph.values import all_nodes
 from graphscale.policy.names import ScaledValue
 
@@ -84,6 +84,8 @@ class Stamp:
             model: the model.
             others: notes of values that the stamp does not have, by kind and name.
         """
+        from graphscale.graph.note_check import find_wrong_notes
+
         return find_wrong_notes(model, self._describe(model), {**others, **self._notes()})
 
     def _describe(self, model: ir.Model) -> str:

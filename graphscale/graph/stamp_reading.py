@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.errors import ModelFileError
-from graphscale.files.reading import parse_json
+from graphscale.files.contents import parse_json
 from graphscale.graph.stamp import OPTIONAL, VERSION, Stamp, explain_loss, has_lost_stamp
 from graphscale.policy.names import ScaledValue
 

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.operators import OPERATORS, Kind, Trait, constant_tensor, has_trait, rule_of
+from graphscale.operators import OPERATORS, Kind, constant_tensor, rule_of
 
 __all__ = [
     "Use",
     "all_nodes",
-    "cannot_fail",
     "captured_values",
     "constant_number",
     "constant_tensor",
@@ -29,7 +28,6 @@ __all__ = [
     "is_scalar",
     "is_source",
     "is_tensor",
-    "loop_start",
     "main_node",
     "main_nodes",
     "node_name",
@@ -256,31 +254,6 @@ def constant_number(value: ir.Value | None, *, initial: bool = False) -> float |
 def has_bodies(node: ir.Node) -> bool:
     """Return whether a node has bodies that the interpreter knows."""
     return not node.domain and node.op_type in ("If", "Loop", "Scan") and bool(subgraphs(node))
-
-
-def loop_start(value: ir.Value) -> ir.Value | None:
-    """Return the first value of a Loop's output, None for other values."""
-    node = value.producer()
-    first = 2 + (value.index() or 0)
-    is_loop = node is not None and node.op_type == "Loop" and not node.domain
-    return node.inputs[first] if node is not None and is_loop and first < len(node.inputs) else None
-
-
-def cannot_fail(node: ir.Node) -> bool:
-    """Return whether a node has a result for all inputs of the known types and shapes."""
-    if has_trait(node, Trait.TOTAL_BY_AXES):
-        axes = node.inputs[1] if len(node.inputs) > 1 else None
-        return axes is None or constant_tensor(axes) is not None
-    dtype = next((value.dtype for value in node.inputs if value is not None), None)
-    if dtype is not None and (dtype is ir.DataType.STRING or (node.op_type == "Div" and dtype.is_integer())):
-        return False  # a text without a number, a division by zero
-    return has_trait(node, Trait.TOTAL) or (has_trait(node, Trait.TOTAL_BY_SHAPES) and _shapes_agree(node))
-
-
-def _shapes_agree(node: ir.Node) -> bool:
-    """Return whether the shapes of operands certainly agree; feeds may differ on axes with the same name."""
-    shapes = [value.shape for value in node.inputs if value is not None and not is_scalar(value)]
-    return len(shapes) <= 1 or all(shape is not None and shape.is_static() for shape in shapes)
 
 
 def is_known_zero(

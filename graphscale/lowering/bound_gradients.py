@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_inputs
 from graphscale.graph.cones import descendants
-from graphscale.graph.values import Use, cannot_fail, captured_values, operand_at, uses_of
+from graphscale.graph.failures import cannot_fail
+from graphscale.graph.values import Use, captured_values, operand_at, uses_of
 from graphscale.lowering.delay_update import DelayUpdate
 from graphscale.lowering.lowering_pass import LoweringPass
 from graphscale.lowering.multiply_first import has_powers_of_two

@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from graphscale.graph.builder import Editor, replace_reads
 from graphscale.graph.cones import descendants, nodes_above, producers_of
+from graphscale.graph.failures import cannot_fail
 from graphscale.graph.marks import DELAY_UPDATE
-from graphscale.graph.values import cannot_fail, operands_of, uses_of
+from graphscale.graph.values import operands_of, uses_of
 from graphscale.lowering.lowering_pass import LoweringPass, is_inserted
 from graphscale.passes import OrderWrites
 from graphscale.passes.nodes.write_order import add_never, add_reader_flag

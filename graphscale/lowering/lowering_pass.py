@@ -9,8 +9,9 @@ from typing import ClassVar
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
 
+from graphscale.graph.failures import cannot_fail
 from graphscale.graph.marks import PASS_KEY
-from graphscale.graph.values import cannot_fail, subgraphs
+from graphscale.graph.values import subgraphs
 from graphscale.lowering.thresholds import PRODUCTION, Thresholds
 from graphscale.passes import GraphPass
 from graphscale.step.scaled_step import read

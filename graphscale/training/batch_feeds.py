@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphscale.errors import TrainingError, reporting
-from graphscale.files.reading import open_file
+from graphscale.files.contents import open_file
 from graphscale.files.tensor_files import NUMPY_ERRORS
 
 if TYPE_CHECKING:

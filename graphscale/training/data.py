@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphscale.errors import TrainingError, reporting
+from graphscale.files.contents import suffix_of
 from graphscale.files.kinds import describe_file
-from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
 from graphscale.process.stages import report_stage
 

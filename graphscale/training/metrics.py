@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from graphscale.errors import OutputError, TrainingError, reporting
-from graphscale.files.reading import parse_json, read_file, suffix_of
+from graphscale.files.contents import parse_json, suffix_of
+from graphscale.files.reading import read_file
 from graphscale.files.writing import check_new_output
 from graphscale.training.record import StepRecord
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
-from graphscale.files.reading import parse_json
+from graphscale.files.contents import parse_json
 from graphscale.policy.names import ScaledValue
 from graphscale.session import GradientRange
 

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.roles.answers import roles_file
+from graphscale.analysis.roles.roles_file import roles_file
 from graphscale.errors import OutputError
 from graphscale.files.descriptors import descriptor_of
 from graphscale.training.record import StepRecord

@@ -11,7 +11,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.graph.values import cannot_fail, inner_nodes
+from graphscale.graph.failures import cannot_fail
+from graphscale.graph.values import inner_nodes
 from graphscale.lowering.lower_model import find_states_in_place, lower_step
 from graphscale.lowering.lowering_pass import is_inserted
 from graphscale.session.loading import open_model

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.values import cannot_fail
+from graphscale.graph.failures import cannot_fail
 from graphscale.operators import overwritten_inputs
 from tests.operators.cases import Case
 from tests.operators.claims import CHECKED_TRAITS, keeps_degree, traits_of

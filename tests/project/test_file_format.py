@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.roles.answers import roles_schema
+from graphscale.analysis.roles.roles_file import roles_schema
 from graphscale.files.training_info import ROLES_KEY
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.marks import PASS_KEY, WAS_FLOAT

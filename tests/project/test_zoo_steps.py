@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.roles.answers import roles_file
+from graphscale.analysis.roles.roles_file import roles_file
 from graphscale.errors import LossError, UnsupportedModelError
 from models.zoo import pack
 from models.zoo.steps import is_aside

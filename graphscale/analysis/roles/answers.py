@@ -1,4 +1,4 @@
-"""A user's answers about roles, from a roles file, and the question for them."""
+"""A user's answers about roles."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from graphscale.analysis.roles.role_table import NAMED, STATED, Role, RoleEntry, RoleTable
+from graphscale.analysis.roles.role_table import NAMED, STATED
 from graphscale.errors import RolesError, one_line
-from graphscale.files.reading import parse_json
 
-__all__ = ["NO_ANSWERS", "Answers", "ask", "roles_file", "roles_schema"]
+__all__ = ["NO_ANSWERS", "Answers"]
 
 # The fields of a roles file, each with its explanation for a reader.
-_FIELDS = {
+FIELDS = {
     "losses": "outputs that are losses: the backward pass differentiates them",
     "states": "output: input, where the output is the next value of the input; all are guarded",
     "gradients": "outputs that are gradients",
     "metrics": "outputs that no later step reads, and constants",
     "kept": "outputs among the states that advance on skipped steps, too",
 }
-_LISTS = ("losses", "gradients", "metrics", "kept")
-_MOST_LISTED = 5  # outputs in a message
-_OPEN = "outputs in question: correct them above; this list is not read"
+LISTS = ("losses", "gradients", "metrics", "kept")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +59,8 @@ class Answers:
         Raises:
             RolesError: the text is no JSON, or as for `of`.
         """
+        from graphscale.files.contents import parse_json  # most users answer nothing
+
         try:
             return cls.of(parse_json(text), where)
         except (ValueError, RecursionError) as error:
@@ -77,16 +76,16 @@ class Answers:
         if content is None or isinstance(content, Answers):
             return content or NO_ANSWERS
         if not isinstance(content, Mapping):
-            raise RolesError(f"{where}: expected an object with {', '.join(_FIELDS)}, got {type(content).__name__}")
+            raise RolesError(f"{where}: expected an object with {', '.join(FIELDS)}, got {type(content).__name__}")
         for field in content:
-            if field not in (*_FIELDS, "help", "open"):
-                raise RolesError(f"{where}: there is no field {field!r}; expected {', '.join(_FIELDS)}")
+            if field not in (*FIELDS, "help", "open"):
+                raise RolesError(f"{where}: there is no field {field!r}; expected {', '.join(FIELDS)}")
         states = content.get("states", {})
         texts = [*states, *states.values()] if isinstance(states, Mapping) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise RolesError(f"{where}: states must be an object of output names and input names")
         lists: dict[str, tuple[str, ...]] = {}
-        for field in _LISTS:
+        for field in LISTS:
             names = content.get(field, ())
             if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
                 raise RolesError(f"{where}: {field} must be a list of names")
@@ -153,7 +152,7 @@ class Answers:
 
     def to_json(self) -> str:
         """Return the content of a roles file."""
-        return json.dumps({field: getattr(self, field) for field in _FIELDS})
+        return json.dumps({field: getattr(self, field) for field in FIELDS})
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -184,52 +183,3 @@ class Answers:
 
 
 NO_ANSWERS = Answers()
-
-
-def roles_file(entries: tuple[RoleEntry, ...]) -> str:
-    """Return the text of a roles file for a table: its outputs, with its proposals."""
-    outputs = [entry for entry in entries if entry.kind == "output"]
-
-    def names(*roles: Role) -> list[str]:
-        return [entry.name for entry in outputs if Role(entry.role) in roles]
-
-    content = {
-        "help": _FIELDS | {"open": _OPEN},
-        "losses": names(Role.LOSS),
-        "states": {entry.name: entry.pair for entry in outputs if entry.pair is not None},
-        "gradients": names(Role.GRADIENT),
-        "metrics": names(Role.METRIC, Role.CONSTANT),
-        "kept": [],
-        "open": {entry.name: str(entry) for entry in RoleTable(entries).open},
-    }
-    return json.dumps(content, indent=2) + "\n"
-
-
-def roles_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a roles file."""
-    text = {"type": "string"}
-    names, pairs = {"type": "array", "items": text}, {"type": "object", "additionalProperties": text}
-    properties = {
-        field: {"description": description, **(names if field in _LISTS else pairs)}
-        for field, description in {**_FIELDS, "help": "explanations of the fields; not read", "open": _OPEN}.items()
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Roles file",
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-def ask(table: RoleTable) -> RolesError:
-    """Return the question about all open outputs of a table."""
-    count = len(table.open)
-    what = "one output has" if count == 1 else f"{count} outputs have"
-    listed = "; ".join(f"{entry.name!r}: {entry}" for entry in table.open[:_MOST_LISTED])
-    more = f"; and {count - _MOST_LISTED} more" if count > _MOST_LISTED else ""
-    return RolesError(
-        f"{what} no certain role: {listed}{more}. Take the proposals with graphscale scale --accept, or write all "
-        "roles with graphscale inspect MODEL --roles-out FILE.json, correct them, and pass them with --roles FILE.json",
-        table,
-    )

@@ -10,15 +10,19 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.facts import VIEWS, Dependence, Facts
+from graphscale.analysis.roles.facts import VIEWS, Facts
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import NEXT_STATE, ByType, find_coefficients, is_constant_view, same_type
 from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import follows_from_numbers, reach
 from graphscale.operators import Trait, has_trait, optimizer_of
+
+if TYPE_CHECKING:
+    from graphscale.analysis.roles.dependence import Dependence
 
 __all__ = ["Evidence", "Gradients", "Row", "Strength", "Table", "fixed_role", "possibilities"]
 
@@ -119,13 +123,13 @@ class Gradients:
         """The dependence of all values on inputs outside the loss."""
         facts = self._facts
         ignored = (value for value in facts.graph.inputs if facts.is_ignored(value))
-        return Dependence(facts.topology, ignored, {*facts.plan.unscaled, facts.topology.loss})
+        return facts.dependence_on(ignored)
 
     def _unknown_shares(self, wholes: set[ir.Value]) -> set[ir.Value]:
         """Return the sums with an unknown share of a weight, or with a filled initializer."""
         facts = self._facts
         weights = [value for value in facts.graph.inputs if value in facts.topology.forward]
-        dependence = Dependence(facts.topology, weights, {*facts.plan.unscaled, facts.topology.loss})
+        dependence = facts.dependence_on(weights)
         found = set()
         for whole in wholes:
             known = find_coefficients(whole, facts.sources, facts.factors, least=0.0)

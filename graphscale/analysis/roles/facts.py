@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import onnx_ir as ir
 
@@ -14,19 +14,20 @@ from graphscale.analysis.updates import (
     NEXT_STATE,
     ByType,
     Factors,
-    Type,
     find_coefficients,
     known_factors,
     possible_factors,
     same_type,
     shares,
-    type_of,
 )
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import reach, source_by_trait
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["VIEWS", "Dependence", "Facts", "eliminate"]
+if TYPE_CHECKING:
+    from graphscale.analysis.roles.dependence import Dependence
+
+__all__ = ["VIEWS", "Facts", "eliminate"]
 
 _Output = TypeVar("_Output")
 _Input = TypeVar("_Input")
@@ -160,7 +161,13 @@ class Facts:
     @functools.cached_property
     def dependence(self) -> Dependence:
         """The dependence of all values on the holders, on paths without gradients and the loss."""
-        return Dependence(self.topology, self.holders, {*self.plan.unscaled, self.topology.loss})
+        return self.dependence_on(self.holders)
+
+    def dependence_on(self, inputs: Iterable[ir.Value]) -> Dependence:
+        """Return the dependence of all values on some inputs, on such paths."""
+        from graphscale.analysis.roles.dependence import Dependence  # most pairs have stronger evidence
+
+        return Dependence(self.topology, inputs, {*self.plan.unscaled, self.topology.loss})
 
     @functools.cached_property
     def updates_weights(self) -> bool:
@@ -178,66 +185,6 @@ class Facts:
         if self.updates_weights:
             return []
         return [v for v in self.inputs_like(value) if v in self.topology.forward and v.is_graph_input()]
-
-
-class Dependence:
-    """Evidence by dependence: the inputs that each value depends on, on paths without gradients and the loss.
-
-    A number, without axes, counts only on a path of values of one element, since a learning rate is part of each next
-    weight, and so reaches the norm of all weights.
-
-    Args:
-        topology: the topology of the graph.
-        inputs: the inputs in question.
-        cut: the values that end paths: gradients, and the loss.
-    """
-
-    def __init__(self, topology: Topology, inputs: Iterable[ir.Value], cut: Collection[ir.Value]) -> None:
-        self._inputs = tuple(inputs)
-        self._by_type, self._masks = ByType(self._inputs), dict[Type, int]()
-        bits = {value: 1 << i for i, value in enumerate(self._inputs)}
-        self._bits, self._all, self._plain = bits, bits.copy(), bits.copy()
-        singles = sum(bit for value, bit in bits.items() if is_scalar(value) and not value.shape)
-        numbers: set[ir.Value] = set()  # of unknown shape, but computed from one-element values alone
-        for node, results, reads in topology.parts if bits else ():
-            untyped = [value for value in results if value.shape is None]
-            if untyped and all(is_scalar(value) or value in numbers for value in reads):
-                numbers.update(untyped)
-            anywhere = plain = 0
-            for value in reads:
-                if value in self._all and value not in cut:
-                    anywhere |= self._all[value]
-                    plain |= self._plain.get(value, 0)
-            if not anywhere:
-                continue
-            if node in topology.contractions:
-                plain = 0
-            for value in results:
-                kept = ~0 if is_scalar(value) or value in numbers else ~singles
-                self._all[value] = anywhere & kept
-                self._plain[value] = plain & kept
-
-    def of(self, value: ir.Value) -> Iterator[ir.Value]:
-        """Return the inputs that a value depends on."""
-        return self._chosen(self._all.get(value, 0))
-
-    def alike(self, value: ir.Value) -> Iterator[tuple[ir.Value, bool]]:
-        """Yield the inputs of its type that a value depends on, and whether by a path without a contraction."""
-        kind = type_of(value)
-        if kind not in self._masks:
-            self._masks[kind] = sum(self._bits[each] for each in self._by_type.like(value))
-        for each in self._chosen(self._all.get(value, 0) & self._masks[kind]):
-            yield each, self.count_ways(value, each) > 1
-
-    def count_ways(self, value: ir.Value, source: ir.Value) -> int:
-        """Return 0 for a value that does not depend on an input, 2 for a path without a contraction, else 1."""
-        bit = self._bits.get(source, 0)
-        return bool(self._all.get(value, 0) & bit) + bool(self._plain.get(value, 0) & bit)
-
-    def _chosen(self, mask: int) -> Iterator[ir.Value]:
-        while mask:
-            yield self._inputs[(mask & -mask).bit_length() - 1]
-            mask &= mask - 1
 
 
 def _is_selected_zero(value: ir.Value) -> bool:

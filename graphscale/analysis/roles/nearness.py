@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.roles.facts import VIEWS, Facts
 from graphscale.analysis.roles.naming import common_start, words_of
 from graphscale.analysis.updates import find_terms, shares
-from graphscale.graph.values import constant_tensor, inputs_of, loop_start, subgraphs
+from graphscale.graph.values import constant_tensor, inputs_of, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import has_trait
 
@@ -114,3 +114,11 @@ def likeness(value: ir.Value, output: ir.Value) -> tuple[float, int]:
     ends = (common_start(name, other), common_start(name[::-1], other[::-1]))
     common = max(sum(map(len, words)) if any(map(str.isalpha, words)) else 0 for words in ends)
     return common / max(sum(map(len, name)), 1), common
+
+
+def loop_start(value: ir.Value) -> ir.Value | None:
+    """Return the first value of a Loop's output, None for other values."""
+    node = value.producer()
+    first = 2 + (value.index() or 0)
+    is_loop = node is not None and node.op_type == "Loop" and not node.domain
+    return node.inputs[first] if node is not None and is_loop and first < len(node.inputs) else None

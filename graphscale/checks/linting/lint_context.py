@@ -16,7 +16,7 @@ from graphscale.checks.linting.state_search import find_states
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import input_at
 from graphscale.errors import GraphscaleError, ModelFileError
-from graphscale.files.reading import parse_json
+from graphscale.files.contents import parse_json
 from graphscale.flow.outcome import Outcomes
 from graphscale.graph.stamp import SPLIT_KEY, is_scaled
 from graphscale.operators import Trait, has_trait, optimizer_of

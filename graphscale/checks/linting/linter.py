@@ -22,7 +22,7 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
 from graphscale.errors import DOCS_URL, LintError
 from graphscale.graph.damage import name_damage
-from graphscale.graph.notes import find_wrong_notes, texts_of
+from graphscale.graph.note_check import find_wrong_notes, texts_of
 from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form

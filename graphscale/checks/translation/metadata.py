@@ -14,7 +14,7 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.errors import ModelFileError
 from graphscale.files.training_info import training_info_of
-from graphscale.graph.notes import find_wrong_notes, texts_of
+from graphscale.graph.note_check import find_wrong_notes, texts_of
 from graphscale.graph.order import check_order
 from graphscale.graph.original import ORIGINAL_KEY
 from graphscale.graph.restored import find_references, restore_original

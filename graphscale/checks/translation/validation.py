@@ -14,7 +14,7 @@ from graphscale.checks.translation.correspondence import Correspondence
 from graphscale.checks.translation.metadata import metadata_differences
 from graphscale.checks.translation.models import compare_models
 from graphscale.errors import AutocastError, VerifyError, one_line
-from graphscale.files.reading import parse_json
+from graphscale.files.contents import parse_json
 from graphscale.graph.builder import Names
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.stamp_reading import read_stamp

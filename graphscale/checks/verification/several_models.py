@@ -22,8 +22,8 @@ from graphscale.checks.verification.translated import compare_part, state_faults
 from graphscale.checks.verification.verify_report import SKIPPED, Check, VerifyReport
 from graphscale.errors import AlreadyScaledError, GraphscaleError, VerifyError
 from graphscale.files import model_files
+from graphscale.files.contents import parse_json
 from graphscale.files.ort_checkpoint import Checkpoint, is_checkpoint, read_checkpoint
-from graphscale.files.reading import parse_json
 from graphscale.graph.damage import name_damage
 from graphscale.graph.stamp import Stamp, is_scaled
 from graphscale.graph.stamp_reading import find_wrong_number, read_stamp

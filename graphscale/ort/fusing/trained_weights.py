@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from graphscale.errors import GraphscaleError, ModelFileError, reporting
 from graphscale.files import model_files, saving, writing
+from graphscale.files.contents import suffix_of
 from graphscale.files.kinds import describe_file
 from graphscale.files.ort_checkpoint import (
     Array,
@@ -22,7 +23,6 @@ from graphscale.files.ort_checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from graphscale.files.reading import suffix_of
 from graphscale.files.tensor_files import read_npz, read_safetensors
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.damage import name_damage

@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 
 from graphscale.errors import AutocastError
-from graphscale.files.reading import parse_json, read_file
+from graphscale.files.contents import parse_json
+from graphscale.files.reading import read_file
 from graphscale.operators import MICROSOFT, OPERATORS, CastRule, Colour
 
 __all__ = ["Settings", "default_rules", "make_settings"]

@@ -11,7 +11,8 @@ import onnx
 import pytest
 
 import graphscale as gs
-from graphscale.analysis.roles.answers import Answers, roles_file, roles_schema
+from graphscale.analysis.roles.answers import Answers
+from graphscale.analysis.roles.roles_file import roles_file, roles_schema
 from graphscale.errors import LossError, RolesError
 from tests.analysis.roles import test_carried_state, test_numbers, test_stored_state
 from tests.analysis.roles.steps import (
