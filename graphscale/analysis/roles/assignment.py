@@ -16,8 +16,8 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Doubt, Matched, doubt
-from graphscale.analysis.roles.evidence import Evidence, Gradients, Row, Strength, Table, fixed_role, possibilities
-from graphscale.analysis.roles.facts import Facts, eliminate
+from graphscale.analysis.roles.evidence import Table, fixed_role
+from graphscale.analysis.roles.facts import Evidence, Facts, Gradients, Row, Strength, eliminate
 from graphscale.analysis.roles.naming import widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology
@@ -72,7 +72,7 @@ def _assign(
     left = [output for output in facts.outputs if output not in outputs]
     outputs |= _match(table, left, taken)
     open_ = [output for output in left if output not in outputs]
-    rows = {o: possibilities(facts, o) | {v: e for v, e in table.row(o).items() if v not in taken} for o in open_}
+    rows = {o: table.possibilities(o) | {v: e for v, e in table.row(o).items() if v not in taken} for o in open_}
     shown = [output for output in facts.outputs if output in settled or (output in left and rows.get(output, True))]
     pattern = widest_pattern(facts.outputs, facts.holders, shown, facts.takes_gradient)
     outputs |= _unmatched(rows, outputs)
@@ -131,7 +131,7 @@ def _propose(step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Val
     nearness, edges = Nearness(facts), []
     for output in opened:
         known = rows.get(output, {}) if outputs[output].pair is None else step.table.row(output)
-        row = possibilities(facts, output) | known
+        row = step.table.possibilities(output) | known
         for value in (each for each in facts.inputs_like(output) if each not in taken):
             if _is_likely(
                 step, output, value, row.get(value), is_excluded=output in doubts and doubts[output].is_excluded
@@ -163,7 +163,7 @@ def _may_be_next(step: Matched, output: ir.Value, values: Iterable[ir.Value | No
     like = [value for value in values if value is not None and same_type(output, value)]
     if is_scalar(output) and not step.pattern:
         return bool(like)
-    return bool(like) and not possibilities(step.facts, output).keys().isdisjoint(like)
+    return bool(like) and not step.table.possibilities(output).keys().isdisjoint(like)
 
 
 def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evidence | None, is_excluded: bool) -> bool:

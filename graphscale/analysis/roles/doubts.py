@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.evidence import Gradients, Strength, Table
-from graphscale.analysis.roles.facts import Facts
+from graphscale.analysis.roles.evidence import Table
+from graphscale.analysis.roles.facts import Facts, Gradients, Strength
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, ByType, find_coefficients, same_type
 from graphscale.graph.values import is_float, is_known_zero, is_scalar

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import onnx_ir as ir
@@ -224,3 +226,114 @@ def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tupl
                     left[other].discard(value)
                     if len(left[other]) == 1:
                         leaves.append(other)
+
+
+class Gradients:
+    """The gradients of a step, in contrast to moments and gradients that it keeps for the next one.
+
+    Attributes:
+        includes: returns whether a value is a gradient, viewed, clipped, summed, or times other values.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        wholes = {whole for each in facts.plan.unscaled.values() for whole in each.wholes}
+        # The sum of a gradient and a small share of a weight is a gradient with decay.
+        wholes = {whole for whole in wholes if not self._holds_state(whole)}
+        self.doubtful = self._unknown_shares(wholes) if wholes else set()
+        self._values = {*facts.plan.unscaled, *wholes} - self.doubtful
+        self.includes = functools.cache(self._includes)
+
+    @functools.cached_property
+    def _memory(self) -> Dependence:
+        """The dependence of all values on inputs outside the loss."""
+        facts = self._facts
+        ignored = (value for value in facts.graph.inputs if facts.is_ignored(value))
+        return facts.dependence_on(ignored)
+
+    def _unknown_shares(self, wholes: set[ir.Value]) -> set[ir.Value]:
+        """Return the sums with an unknown share of a weight, or with a filled initializer."""
+        facts = self._facts
+        weights = [value for value in facts.graph.inputs if value in facts.topology.forward]
+        dependence = facts.dependence_on(weights)
+        found = set()
+        for whole in wholes:
+            known = find_coefficients(whole, facts.sources, facts.factors, least=0.0)
+            stored = any(c >= NEXT_STATE and same_type(whole, v) for v, c in known.items() if not v.is_graph_input())
+            if stored or any(v not in known for v, _ in dependence.alike(whole)):
+                found.add(whole)
+        return found
+
+    def _includes(self, value: ir.Value) -> bool:
+        def above(each: ir.Value) -> tuple[ir.Value, ...]:
+            if (node := each.producer()) is None:
+                return ()
+            operands = inputs_of(node)
+            if node.op_type in ("Mul", "Where"):
+                return operands if len({*operands}) == len(operands) else ()  # a square is no gradient
+            return operands[:1] if node.op_type in ("Div", "ReduceSum") or has_trait(node, VIEWS | Trait.BOUND) else ()
+
+        return any(each in self._values for each in reach([value], above))
+
+    def remembers(self, value: ir.Value) -> bool:
+        """Return whether a value may be the next value of a weight or a moment."""
+        return self._holds_state(value) or any(self._memory.alike(value)) or bool(self.met(value))
+
+    def are_counted(self, output: ir.Value) -> bool:
+        """Return whether there is a weight for each output of a type that scales with the loss."""
+        return len(self._outputs.like(output)) <= len(self._facts.weights_like(output))
+
+    @functools.cached_property
+    def _outputs(self) -> ByType:
+        return ByType(filter(self.includes, self._facts.outputs))
+
+    def _holds_state(self, value: ir.Value) -> bool:
+        held = self._facts.held(value).items()
+        return any(c >= NEXT_STATE or self._facts.is_ignored(v) for v, c in held if same_type(value, v))
+
+    def met(self, value: ir.Value) -> list[ir.Value]:
+        """Return the inputs of its type outside the loss that a gradient is added to or subtracted from."""
+        facts, topology = self._facts, self._facts.topology
+        readers = (node for view in facts.views(value) for node in topology.consumers(view))
+        others = (each for node in readers if node.op_type in ("Add", "Sub") for each in topology.operands(node))
+        return [each for each in others if facts.is_ignored(each) and same_type(value, each)]
+
+
+class Strength(enum.IntEnum):
+    """The strength of evidence for a pair, the weakest first."""
+
+    TYPE = 0  # nothing excludes the pair
+    DEPENDS = 1
+    PLAIN = 2  # on a path without a contraction
+    SHARE = 3  # a term of a sum, with a factor that is no constant
+    HOLDS = 4  # any constant multiple of an input outside the loss
+    STAYS = 5  # with a constant coefficient near one
+    REMAINS = 6  # in each branch of a choice
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Evidence:
+    """Evidence for a pair.
+
+    Attributes:
+        strength: its strength.
+        text: the reason, for a reader.
+    """
+
+    strength: Strength
+    text: str
+
+
+Row = dict[ir.Value, Evidence]
+Found = Iterator[tuple[ir.Value, Evidence]]
+Finder = Callable[[Facts, Gradients, ir.Value], Found]
+
+
+def without_stored(facts: Facts, row: Row) -> Row:
+    """Leave out initializers no stronger than an input, where weights are inputs, as all states then are."""
+    if facts.stores_weights or all(map(ir.Value.is_graph_input, row)):
+        return row
+    least = max((each.strength for v, each in row.items() if v.is_graph_input()), default=None)
+    if least is None:
+        return row
+    return {value: each for value, each in row.items() if value.is_graph_input() or each.strength > least}
