@@ -9,13 +9,11 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.analysis.roles.answers import NO_ANSWERS, Answers
-from graphscale.analysis.updates import Update, same_type
-from graphscale.errors import GradientError, RolesError, UpdateError, suggest
+from graphscale.errors import GradientError, RolesError, UpdateError
 from graphscale.files.training_info import read_bindings
 from graphscale.graph.stamp import ROLES_KEY
-from graphscale.graph.values import value_label
 
-__all__ = ["NO_HINTS", "Hints", "read_stated_roles", "resolve_pairs"]
+__all__ = ["NO_HINTS", "Hints", "read_stated_roles"]
 
 _INFO = "training_info"
 
@@ -106,34 +104,3 @@ def read_stated_roles(model: ir.Model) -> Answers:
         if states.setdefault(output, value) != value or output in others:
             raise RolesError(f"{_INFO} {output}={value}: {source} gives {output!r} another role; correct one of them")
     return dataclasses.replace(answers, states=states, sources=sources)
-
-
-def resolve_pairs(graph: ir.Graph, answers: Answers) -> list[Update]:
-    """Return the pairs of carried state that a user or the model names.
-
-    Raises:
-        UpdateError: a name does not exist, or shapes or dtypes differ, or an input is named twice.
-    """
-    outputs = {value.name: value for value in graph.outputs}
-    inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
-    pairs: list[Update] = []
-    for output_name, input_name in answers.states.items():
-        label = answers.label(output_name, "--update") + f"={input_name}"
-        if output_name not in outputs:
-            raise UpdateError(
-                f"{label}: the graph has no output {output_name!r}{suggest(output_name, outputs, 'there are')}"
-            )
-        if input_name not in inputs:
-            raise UpdateError(
-                f"{label}: the graph has no input {input_name!r}{suggest(input_name, inputs, 'there are')}"
-            )
-        update = Update(outputs[output_name], inputs[input_name], answers.evidence(output_name))
-        if not same_type(update.output, update.input):
-            raise UpdateError(
-                f"{label}: {value_label(update.output)} cannot be the next value of {value_label(update.input)}: "
-                "dtypes and shapes must be the same"
-            )
-        if any(other.input is update.input for other in pairs):
-            raise UpdateError(f"{label}: {input_name!r} is named for two outputs")
-        pairs.append(update)
-    return pairs

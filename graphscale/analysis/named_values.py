@@ -1,4 +1,4 @@
-"""The values that a user names: a loss, a gradient, the edge where the scale enters."""
+"""The values that a user names: a loss, a gradient, the edge where the scale enters, pairs of carried state."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.loss import is_number
-from graphscale.errors import GradientError, LossError, SeedNotFoundError, suggest
+from graphscale.analysis.roles.answers import Answers
+from graphscale.analysis.updates import Update, same_type
+from graphscale.errors import GradientError, LossError, SeedNotFoundError, UpdateError, suggest
 from graphscale.graph.values import Use, is_float, value_label
 
-__all__ = ["resolve_gradient", "resolve_loss", "resolve_seed"]
+__all__ = ["resolve_gradient", "resolve_loss", "resolve_pairs", "resolve_seed"]
 
 
 def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Value:
@@ -71,3 +73,34 @@ def resolve_seed(graph: ir.Graph, seed: str) -> Use:
     if value is None or not is_float(value):
         raise SeedNotFoundError(f"--seed-edge {seed}: that input is not a floating-point value")
     return Use(node, int(index))
+
+
+def resolve_pairs(graph: ir.Graph, answers: Answers) -> list[Update]:
+    """Return the pairs of carried state that a user or the model names.
+
+    Raises:
+        UpdateError: a name does not exist, or shapes or dtypes differ, or an input is named twice.
+    """
+    outputs = {value.name: value for value in graph.outputs}
+    inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+    pairs: list[Update] = []
+    for output_name, input_name in answers.states.items():
+        label = answers.label(output_name, "--update") + f"={input_name}"
+        if output_name not in outputs:
+            raise UpdateError(
+                f"{label}: the graph has no output {output_name!r}{suggest(output_name, outputs, 'there are')}"
+            )
+        if input_name not in inputs:
+            raise UpdateError(
+                f"{label}: the graph has no input {input_name!r}{suggest(input_name, inputs, 'there are')}"
+            )
+        update = Update(outputs[output_name], inputs[input_name], answers.evidence(output_name))
+        if not same_type(update.output, update.input):
+            raise UpdateError(
+                f"{label}: {value_label(update.output)} cannot be the next value of {value_label(update.input)}: "
+                "dtypes and shapes must be the same"
+            )
+        if any(other.input is update.input for other in pairs):
+            raise UpdateError(f"{label}: {input_name!r} is named for two outputs")
+        pairs.append(update)
+    return pairs

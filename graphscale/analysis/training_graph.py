@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
-from graphscale.analysis.hints import NO_HINTS, Hints, resolve_pairs
+from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.loss import find_loss_candidates
 from graphscale.analysis.loss_set import LossChoice, choose_losses
 from graphscale.analysis.roles.answers import Answers
@@ -48,7 +48,11 @@ def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) ->
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
-    named = resolve_pairs(graph, hints.answers)
+    named, answers = list[Update](), hints.answers
+    if answers.states:
+        from graphscale.analysis.named_values import resolve_pairs
+
+        named = resolve_pairs(graph, answers)
     with zeros_as_inputs(graph, named):
         result = _analyse_inputs(graph, hints, named, asking)
         with zeros_as_inputs(graph, result.updates) as more:

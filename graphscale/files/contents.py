@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from graphscale.files.descriptors import is_stream, read_stream
+from graphscale.files.descriptors import is_stream
 from graphscale.files.reading import check_readable
+from graphscale.files.streams import read_stream
 
 __all__ = ["open_file", "parse_json", "suffix_of"]
 

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from graphscale.files.descriptors import is_stream, memory_size, read_stream
+from graphscale.files.descriptors import is_stream, memory_size
 
 __all__ = ["check_readable", "read_file"]
 
@@ -19,6 +19,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         OSError: as `check_readable`, or as `read_stream`.
     """
     if is_stream(path):
+        from graphscale.files.streams import read_stream
+
         return read_stream(path)
     check_readable(path)
     return Path(path).read_bytes()

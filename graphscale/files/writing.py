@@ -17,8 +17,9 @@ from pathlib import Path
 import google.protobuf.message
 
 from graphscale.errors import ModelFileError, OutputError
-from graphscale.files.descriptors import descriptor_of, send
+from graphscale.files.descriptors import descriptor_of
 from graphscale.files.model_size import parse_model
+from graphscale.files.streams import send
 
 __all__ = [
     "MARK_KEY",
