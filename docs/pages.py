@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from graphscale import errors
-from graphscale.analysis.roles.answers import roles_schema
+from graphscale.analysis.roles.roles_file import roles_schema
 from graphscale.checks.linting.codes import CODES, GROUPS
 from graphscale.cli import COMMANDS, load_command
 from graphscale.cli.help import by_panel, describe, parameters_of, usage_of

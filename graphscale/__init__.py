@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from graphscale.checks.diffing import DiffReport, diff
     from graphscale.checks.linting import Finding, LintReport, lint
     from graphscale.checks.verification import VerifyReport, verify
-    from graphscale.inspection import inspect, roles
-    from graphscale.lowered import lower
+    from graphscale.entries.inspection import inspect, roles
+    from graphscale.entries.lowered import lower
     from graphscale.mixed_precision import AutocastModel, autocast
     from graphscale.ort.artifacts import resume_artifacts, scale_artifacts
     from graphscale.ort.fusing import export_weights, fuse
@@ -78,8 +78,8 @@ _MODULES = {
     "checks.diffing": ("DiffReport", "diff"),
     "ort.fusing": ("export_weights", "fuse"),
     "checks.linting": ("Finding", "LintReport", "lint"),
-    "inspection": ("inspect", "roles"),
-    "lowered": ("lower",),
+    "entries.inspection": ("inspect", "roles"),
+    "entries.lowered": ("lower",),
     "mixed_precision": ("AutocastModel", "autocast"),
     "pipeline": ("ScaledModel", "scale"),
     "replicas": ("ReplicatedSession", "split"),

@@ -18,6 +18,7 @@ from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import drop_training_info, to_proto, training_info_of
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
+from graphscale.graph.releases import check_versions
 from graphscale.graph.stamp import ROLES_KEY, is_scaled, refuse_scaled
 from graphscale.passes import Autocast, replace_training_ops
 from graphscale.passes.casting.cast_report import AutocastReport
@@ -25,7 +26,6 @@ from graphscale.passes.casting.settings import make_settings
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import LEFT_OUT, Model, open_copy_with_proto, scale
 from graphscale.process.summary import Row
-from graphscale.releases import check_versions
 from graphscale.targets import get_target
 
 __all__ = ["AutocastModel", "autocast"]

@@ -131,7 +131,7 @@ def scale(
     work, name, proto = open_copy_with_proto(model)
     refuse_scaled(work, name)
     if not chosen.loads(work):
-        from graphscale.releases import check_versions
+        from graphscale.graph.releases import check_versions
 
         check_versions(work, chosen)
     nodes_before = len(work.graph)

@@ -9,12 +9,13 @@ import onnx_ir as ir
 
 from graphscale.analysis.loss import is_number
 from graphscale.analysis.topology import Topology
+from graphscale.errors import UnsupportedModelError
 from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, degree_of
 from graphscale.flow.interpreter import Flow
 from graphscale.graph.values import Use, constant_number, is_float, is_scalar, is_tensor, node_name, operand_at
 from graphscale.operators import Kind, Rule, Trait, has_trait, may_bend, rule_of
 
-__all__ = ["Place", "Plan", "Unscaling", "find_end", "find_explained"]
+__all__ = ["Place", "Plan", "Unscaling", "find_end", "find_explained", "find_tensor"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +228,27 @@ def _is_factor_or_view(node: ir.Node, index: int, numbers: Container[ir.Value]) 
         return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
     result = node.outputs[0]
     return has_trait(node, _VIEWS | Trait.SIGN) or (is_scalar(result) and result not in numbers)
+
+
+def find_tensor(value: ir.Value) -> Use:
+    """Find the tensor in a sequence of gradients, and its reader, since a sequence cannot be divided.
+
+    Raises:
+        UnsupportedModelError: the sequence is made in a body.
+    """
+    above = value
+    while (node := above.producer()) is not None and (rule := rule_of(node)) is not None:
+        operands = rule.operands(len(node.inputs)) if rule.kind is Kind.LINEAR else ()
+        if len(operands) != 1:
+            break
+        use = Use(node, operands[0])
+        above = operand_at(use)
+        if is_tensor(above):
+            return use
+    raise UnsupportedModelError(
+        f"{value.name!r} is a sequence of gradients, which cannot be divided by the loss scale; let its members "
+        "leave the body as tensors"
+    )
 
 
 def find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.Value]:

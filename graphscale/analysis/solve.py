@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Place, Plan, find_end, find_explained
+from graphscale.analysis.edits import Place, Plan, find_end, find_explained, find_tensor
 from graphscale.analysis.places import find_cotangents, find_places
 from graphscale.analysis.predictions import find_predictions, find_statistics
 from graphscale.analysis.topology import Topology
@@ -309,7 +309,7 @@ class Solver:
             return
         value = self._end_above(self.topology.flat.operand_at(use))
         if not is_tensor(value):
-            use = _find_tensor(value)
+            use = find_tensor(value)
             value = operand_at(use)
         is_branch = use.node in self.topology.flat.entries
         unscale = self.plan.unscale(value)
@@ -363,7 +363,7 @@ class Solver:
             if self.plan.output(value) not in (0, ZERO):
                 # A scalar is a metric of a gradient, such as its largest element.
                 source = self._end_above(value) if is_scalar(value) else value
-                use = None if is_tensor(source) else _find_tensor(source)
+                use = None if is_tensor(source) else find_tensor(source)
                 source = source if use is None else operand_at(use)
                 unscale = self.plan.unscale(source)
                 if source in self.live and use is not None:
@@ -388,12 +388,6 @@ def _bounds(node: ir.Node) -> bool:
     """Return whether a node bounds its operands: its result is a cotangent again, and the scale can enter there."""
     rule = rule_of(node)
     return rule is not None and rule.kind is Kind.LINEAR and may_bend(node)
-
-
-def _find_tensor(value: ir.Value) -> Use:
-    from graphscale.analysis.sequences import find_tensor  # few gradients are sequences
-
-    return find_tensor(value)
 
 
 def _unsettled(node: ir.Node) -> SeedNotFoundError:

@@ -39,7 +39,8 @@ def fuse(
         graphscale fuse artifacts -o fused.onnx
         graphscale fuse artifacts -o fused.onnx --loss-scale dynamic
     """
-    from graphscale import inspection, pipeline
+    from graphscale import pipeline
+    from graphscale.entries import inspection
     from graphscale.ort.fusing import fuse as fuse_folder
     from graphscale.ort.fusing import join_models
 

@@ -57,12 +57,12 @@ def inspect(
         graphscale inspect original.onnx --html graph.html --roles-out new_roles.json
         graphscale inspect original.onnx --check-gradients --feeds feeds.npz
     """
-    from graphscale import inspection
     from graphscale.analysis.hints import Hints
     from graphscale.analysis.roles.answers import Answers
     from graphscale.analysis.roles.roles_file import roles_file
     from graphscale.checks import drawing
     from graphscale.checks.derivatives.gradient_check import check
+    from graphscale.entries import inspection
     from graphscale.files import writing
     from graphscale.ort.artifacts.folder import holds_artifacts
 
@@ -112,7 +112,7 @@ def _drop_session_inputs(roles: Sequence[RoleEntry], folder: Path) -> tuple[Role
 
 def _inspect_folder(folder: Path, hints: Hints) -> int:
     """Print the report of each model of a folder, an equal one once; models without gradients by their operators."""
-    from graphscale import inspection
+    from graphscale.entries import inspection
     from graphscale.files import model_files
     from graphscale.graph.stamp import is_scaled
     from graphscale.ort.artifacts.folder import MODELS, TRAINING_MODEL

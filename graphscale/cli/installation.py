@@ -14,8 +14,8 @@ from typing import Any
 
 import graphscale
 from graphscale.errors import SessionError, one_line
+from graphscale.graph.releases import release_of
 from graphscale.process.extras import RUNTIME, requirements_of
-from graphscale.releases import release_of
 from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, MIN_IR_VERSION, MIN_OPSET, TARGETS, Target
 
 __all__ = ["Extra", "Installation", "Runs", "examine"]

@@ -28,8 +28,8 @@ def lower(
     Examples:
         graphscale lower step.onnx -o lowered.onnx
     """
+    from graphscale.entries.lowered import lower as lower_step
     from graphscale.files import writing
-    from graphscale.lowered import lower as lower_step
 
     writing.check_new_output(output)
     result = lower_step(scaled, target)

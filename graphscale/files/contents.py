@@ -10,7 +10,7 @@ from typing import Any
 
 from graphscale.files.descriptors import is_stream
 from graphscale.files.reading import check_readable
-from graphscale.files.streams import read_stream
+from graphscale.files.stream_files import read_stream
 
 __all__ = ["open_file", "parse_json", "suffix_of"]
 

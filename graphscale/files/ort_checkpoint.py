@@ -21,7 +21,7 @@ from graphscale.errors import ModelFileError, UnsupportedModelError
 from graphscale.files.descriptors import is_stream
 from graphscale.files.kinds import ORT_CHECKPOINT
 from graphscale.files.reading import check_readable, read_file
-from graphscale.files.streams import read_stream
+from graphscale.files.stream_files import read_stream
 from graphscale.files.tensor_files import ARRAY_DTYPES
 from graphscale.files.writing import write_file
 

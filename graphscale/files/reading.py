@@ -19,7 +19,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         OSError: as `check_readable`, or as `read_stream`.
     """
     if is_stream(path):
-        from graphscale.files.streams import read_stream
+        from graphscale.files.stream_files import read_stream
 
         return read_stream(path)
     check_readable(path)

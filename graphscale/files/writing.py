@@ -19,7 +19,7 @@ import google.protobuf.message
 from graphscale.errors import ModelFileError, OutputError
 from graphscale.files.descriptors import descriptor_of
 from graphscale.files.model_size import parse_model
-from graphscale.files.streams import send
+from graphscale.files.stream_files import send
 
 __all__ = [
     "MARK_KEY",

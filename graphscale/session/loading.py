@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from graphscale.errors import SessionError, one_line, reporting
 from graphscale.files import model_files
+from graphscale.graph.releases import advise_missing, too_new
 from graphscale.pipeline import ScaledModel
-from graphscale.releases import advise_missing, too_new
 from graphscale.session.carried import Device, read_values
 from graphscale.targets import CPU_PROVIDER, CUDA_PROVIDER, default_opset
 

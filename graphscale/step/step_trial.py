@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from graphscale.errors import TrialError
 from graphscale.files.limits import TRIAL_MEMORY, TRIAL_SECONDS, current_limits
+from graphscale.graph.releases import installed_runtime
 from graphscale.process.child import ChildError, call_in_child
 from graphscale.process.stages import report_stage
-from graphscale.releases import installed_runtime
 from graphscale.targets import get_target
 
 if TYPE_CHECKING:

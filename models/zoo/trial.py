@@ -24,8 +24,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 import graphscale as gs
-from graphscale.analysis.roles.answers import roles_file
 from graphscale.analysis.roles.role_table import RoleEntry
+from graphscale.analysis.roles.roles_file import roles_file
 from graphscale.analysis.updates import type_of
 from graphscale.errors import AlreadyScaledError, GraphscaleError
 from graphscale.graph.values import is_known_zero

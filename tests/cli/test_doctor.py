@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 import graphscale as gs
 from graphscale.cli import installation
-from graphscale.releases import release_of
+from graphscale.graph.releases import release_of
 from graphscale.targets import TARGETS
 from tests.cli.command import cell, graphscale
 from tests.conftest import HAS_TRAINING

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
-from graphscale.releases import release_of
+from graphscale.graph.releases import release_of
 from tests.operators.cases import TRAINING, Case
 from tests.operators.values import Data, all_close, copy_data
 

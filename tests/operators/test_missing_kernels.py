@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from graphscale.releases import release_of
+from graphscale.graph.releases import release_of
 from graphscale.targets import RELEASES, WITHOUT_KERNEL
 from tests.operators.suite import suite_cases
 

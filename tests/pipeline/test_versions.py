@@ -13,10 +13,10 @@ import onnxruntime as ort
 import pytest
 
 import graphscale as gs
-from graphscale import releases
 from graphscale.checks.running.private import Runner
 from graphscale.errors import SessionError, TargetError, VerifyError
-from graphscale.releases import installed_runtime, release_of
+from graphscale.graph import releases
+from graphscale.graph.releases import installed_runtime, release_of
 from graphscale.targets import RELEASES, get_target
 from tests.build import feeds_for, linear_step, step
 from tests.cli.command import graphscale

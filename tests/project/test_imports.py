@@ -14,7 +14,7 @@ from tests.conftest import MODELS
 pytestmark = pytest.mark.static
 
 # Upper bounds, to be lowered with the package.
-MODULES, LINES = 90, 13_600
+MODULES, LINES = 90, 12_900
 
 SCALE = """
 import json, sys
@@ -35,4 +35,7 @@ def test_scaling_a_network_imports_few_modules() -> None:
     unused = ("lowering", "session", "checks", "passes.casting", "passes.telemetry", "passes.lower_training_ops")
     unused += ("passes.lower_optimizers", "graph.diagnosis", "policy.presets", "analysis.own_scale")
     unused += ("analysis.roles.nearness", "flow.bodies", "flow.powers")
+    unused += ("entries", "graph.releases", "flow.resets", "files.stream_files", "files.contents", "graph.cones")
+    unused += ("graph.note_check", "passes.nodes.finite_on_cuda", "analysis.roles.weak_evidence")
+    unused += ("analysis.roles.roles_file", "analysis.roles.dependence", "analysis.named_values")
     assert [name for name in lines if name.startswith(tuple(f"graphscale.{each}" for each in unused))] == []

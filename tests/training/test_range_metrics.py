@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphscale.inspection import inspect
+from graphscale.entries.inspection import inspect
 from graphscale.passes import AddTelemetry
 from graphscale.training.metrics import read_metrics
 from graphscale.training.record import StepRecord

@@ -15,12 +15,12 @@ import onnx_ir as ir
 from graphscale.errors import SessionError, VerifyError, one_line
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.builder import Editor, behind
+from graphscale.graph.releases import advise_missing, too_new
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import uses_of, values_by_name
 from graphscale.graph.walks import ancestors
 from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
-from graphscale.releases import advise_missing, too_new
 from graphscale.session.interface import to_ort_value
 from graphscale.session.loading import choose_device, make_quiet_options
 from graphscale.targets import CPU_PROVIDER, default_opset, get_target

@@ -21,6 +21,7 @@ from graphscale.files.writing import check_output_folder, write_folder
 from graphscale.graph.builder import count_inserted
 from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
+from graphscale.graph.releases import check_versions
 from graphscale.graph.stamp_reading import read_stamp
 from graphscale.lowering.flag_window import can_flag
 from graphscale.lowering.lower_model import count_lowered, lower_model
@@ -38,7 +39,6 @@ from graphscale.passes import Autocast
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import make_stamp
 from graphscale.policy.loss_scale import DynamicLossScale, get_policy
-from graphscale.releases import check_versions
 from graphscale.targets import Target, get_training_target
 
 __all__ = ["ScaledArtifacts", "repair_versions", "scale_artifacts", "with_states", "write_artifacts"]

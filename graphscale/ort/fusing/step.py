@@ -16,6 +16,7 @@ from graphscale.files.ort_checkpoint import Array, Checkpoint
 from graphscale.files.writing import MARK_KEY
 from graphscale.graph.builder import Editor
 from graphscale.graph.damage import name_damage
+from graphscale.graph.releases import check_versions
 from graphscale.graph.values import uses_of
 from graphscale.operators import MICROSOFT, written_inputs
 from graphscale.ort.artifacts.folder import LAZY_RESET_GRAD, OPTIMIZER_MODEL, TRAINING_MODEL, buffer_of, read_folder
@@ -24,7 +25,6 @@ from graphscale.passes import OrderWrites, replace_training_ops
 from graphscale.passes.nodes.training_optimizers import AdamW, add_sgd, clip_by_norm, make_adamw
 from graphscale.passes.nodes.write_order import order_writes, write_in_place
 from graphscale.process.summary import Row, few
-from graphscale.releases import check_versions
 from graphscale.targets import get_target
 
 __all__ = ["MOMENTS", "STEP", "FusedStep", "fuse", "join_models", "set_value"]

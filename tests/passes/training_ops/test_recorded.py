@@ -9,8 +9,8 @@ from collections import defaultdict
 import onnxruntime as ort
 import pytest
 
+from graphscale.graph.releases import release_of
 from graphscale.passes.lower_training_ops import FORMULAS
-from graphscale.releases import release_of
 from graphscale.targets import RELEASES
 from tests.passes.training_ops.cases import check_case
 from tests.passes.training_ops.recorded_cases import FOLDER, Recorded, read_cases

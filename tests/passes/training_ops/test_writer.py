@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 
 from graphscale.graph.builder import Editor
+from graphscale.graph.releases import release_of
 from graphscale.passes.lower_training_ops.writer import Writer
-from graphscale.releases import release_of
 from graphscale.targets import RELEASES
 from tests.build import parse
 from tests.conftest import run_once

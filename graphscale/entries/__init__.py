@@ -1,0 +1,1 @@
+"""The entry points beside `scale` that few programs need: `inspect` and `roles`, and `lower`."""
