@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
-from graphscale.graph.values import (
-    operands_of,
-    subgraphs,
-)
+from graphscale.graph.values import is_scalar, operands_of, subgraphs
 from graphscale.graph.walks import ancestors
 
-__all__ = ["carried_by", "descendants", "nodes_above", "producers_of"]
+__all__ = ["carried_by", "descendants", "follows_from_numbers", "nodes_above", "producers_of"]
 
 
 def nodes_above(*values: ir.Value) -> set[ir.Node]:
@@ -61,3 +58,8 @@ def carried_by(node: ir.Node) -> tuple[int, int, int]:
     first, ahead = (2, 1) if node.op_type == "Loop" else (0, 0)
     scanned = node.attributes["num_scan_inputs"].as_int() if node.op_type == "Scan" else 0
     return first, len(subgraphs(node)[0].inputs) - scanned - first, ahead
+
+
+def follows_from_numbers(value: ir.Value, stop: Callable[[ir.Value], bool] | None = None) -> bool:
+    """Return whether a value depends on no graph input but numbers, such as a rate by a schedule; see `ancestors`."""
+    return all(is_scalar(each) for each in ancestors([value], stop=stop) if each.is_graph_input())

@@ -7,16 +7,11 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from graphscale.graph.values import (
-    inputs_of,
-    is_scalar,
-    operands_of,
-)
+from graphscale.graph.values import inputs_of, operands_of
 from graphscale.operators import Trait, has_trait
 
 __all__ = [
     "ancestors",
-    "follows_from_numbers",
     "is_contradiction",
     "reach",
     "source_by_trait",
@@ -68,11 +63,6 @@ def ancestors(
         return () if node is None or (stop is not None and stop(value)) else operands(node)
 
     return set(reach(values, above))
-
-
-def follows_from_numbers(value: ir.Value, stop: Callable[[ir.Value], bool] | None = None) -> bool:
-    """Return whether a value depends on no graph input but numbers, such as a rate by a schedule; see `ancestors`."""
-    return all(is_scalar(each) for each in ancestors([value], stop=stop) if each.is_graph_input())
 
 
 def source_of(

@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.facts import Evidence, Facts, Found, Gradients, Row, Strength, without_stored
 from graphscale.analysis.updates import NEXT_STATE
+from graphscale.graph.cones import follows_from_numbers
 from graphscale.graph.values import inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import follows_from_numbers
 
 __all__ = ["find_weak_evidence", "possibilities"]
 
