@@ -27,13 +27,7 @@ from graphscale.analysis.updates import (
 )
 from graphscale.flow.flat_graph import FlatGraph
 from graphscale.graph.numbering import Numbering, ValueSet
-from graphscale.graph.values import (
-    contains_contraction,
-    inputs_of,
-    is_float,
-    is_known_zero,
-    is_scalar,
-)
+from graphscale.graph.values import contains_contraction, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait
 
