@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -19,14 +19,17 @@ from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.passes.casting.cast_report import AutocastReport, make_cast_report
 from graphscale.passes.casting.casts import CastInserter
+from graphscale.passes.casting.denial import deny_nodes
 from graphscale.passes.casting.precision_choice import plan_precision
+from graphscale.passes.casting.precision_plan import begin_plan
 from graphscale.passes.casting.settings import Settings, make_settings
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.step_pass import is_under_way
+from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
 from graphscale.targets import Target, get_target, target_names
 
-__all__ = ["AUTOCAST_KEY", "Autocast"]
+__all__ = ["AUTOCAST_KEY", "Autocast", "find_roundable"]
 
 # The metadata property of a model in mixed precision, as JSON: the type, whether it is emulated, the changed lists.
 AUTOCAST_KEY = "graphscale.autocast"
@@ -103,6 +106,14 @@ class Autocast(GraphPass):
         self.report = dataclasses.replace(report, casts=inserter.casts)
         facts = {"dtype": self.dtype, "emulate": self.emulate, "lists": settings.to_lists()}
         model.metadata_props[AUTOCAST_KEY] = json.dumps({key: value for key, value in facts.items() if value != {}})
+
+
+def find_roundable(step: Step, mixed: Autocast) -> Iterator[str]:
+    """Yield the names of the values of a float32 step that mixed precision may compute in a small type."""
+    settings, dtype = mixed.settings or make_settings(), _DTYPES[mixed.dtype]
+    plan = begin_plan(step, settings)
+    deny_nodes(plan, step, settings, dtype, ())
+    yield from (value.name or "" for node in plan.operators if node not in plan.reasons for value in node.outputs)
 
 
 def _check_target(dtype: ir.DataType, target: Target, emulate: bool) -> None:

@@ -15,12 +15,13 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.relation.shape_inference import infer_shape, sizes_of
 from graphscale.checks.relation.terms import Operation, Shape, Terms
 from graphscale.graph.types import holds_all
 from graphscale.operators import OPERATORS, Operator, Trait
 
 __all__ = ["Call", "build", "form"]
+
+_LEAST = 1e-4  # of a factor that keeps its digits in float16, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +100,6 @@ def build(call: Call) -> int:
     row = OPERATORS.get((call.domain, call.op_type))
     # A damaged node, with operands or axes that its operator does not have, is in no normal form.
     with contextlib.suppress(IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        if not call.domain and call.output == 0 and sizes_of(call.shape) is None:
-            inferred = infer_shape(call.terms, call.op_type, call.attributes, operands)
-            call = dataclasses.replace(call, shape=call.shape if inferred is None else inferred)
         if (term := _rewrite(call, row)) is not None:
             return term
     if row is not None and Trait.COMMUTATIVE in row.traits:
@@ -159,8 +157,14 @@ def _where(call: Call) -> int | None:
         return call.operands[index] if call.keeps(index) else None
     if new == old and call.keeps(1):
         return new
-    negated = terms.operation(condition, "Not")
-    return None if negated is None else call.to("Where", negated.operands[0], old, new, shape=call.shape)
+    view = terms.operation(condition, "View")
+    negated = terms.operation(condition if view is None else view.operands[0], "Not")
+    if negated is None:
+        return None
+    flag = negated.operands[0]
+    if view is not None:
+        flag = dataclasses.replace(call, dtype=ir.DataType.BOOL).to("View", flag, shape=terms.shapes[condition or 0])
+    return call.to("Where", flag, old, new, shape=call.shape)
 
 
 @form("Not")
@@ -237,6 +241,38 @@ def _mul_by_inverse(call: Call) -> int | None:
                 divisor = call.to("View", divisor, shape=terms.shapes[other or 0])
             return call.to("Div", one, divisor, shape=call.shape)
     return None
+
+
+@form("Div", exact=False)
+def _div_by_constant(call: Call) -> int | None:
+    """Write a quotient by a constant as a product."""
+    one, other = call.operands
+    factor = None if call.terms.holds(one, 1) else _normal(call.terms, lambda number: 1 / number, other)
+    return None if factor is None else call.to("Mul", one, factor, shape=call.shape)
+
+
+@form("Mul", exact=False)
+def _mul_twice(call: Call) -> int | None:
+    """Write a product with two scalar constants as one with their product."""
+    terms = call.terms
+    for term, outer in (call.operands, reversed(call.operands)):
+        inner = terms.operation(term, "Mul")
+        for kept, factor in () if inner is None else (inner.operands, inner.operands[::-1]):
+            numbers = [t for t in (factor, outer) if t is not None and terms.is_scalar(t)]
+            if len(numbers) == 2 and (product := _normal(terms, np.multiply, *numbers)) is not None:
+                return call.to("Mul", kept, product, shape=call.shape)
+    return None
+
+
+def _normal(terms: Terms, compute: Callable[..., Any], *operands: int | None) -> int | None:
+    """Return the constant that follows from others; None for other terms, and where all digits may be lost."""
+    arrays = [array for term in operands if (array := terms.array(term)) is not None and array.dtype.kind in "fV"]
+    if len(arrays) < len(operands):
+        return None
+    with np.errstate(all="ignore"):
+        result = np.asarray(compute(*arrays)).astype(arrays[0].dtype)
+        sizes = np.abs(result.astype(np.float64))
+    return terms.array_term(result) if ((sizes > _LEAST) & (sizes < 1 / _LEAST)).all() else None
 
 
 # --- matrix products --------------------------------------------------------------------------------------------------

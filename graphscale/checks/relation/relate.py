@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Container, Iterator, Mapping
 from types import MappingProxyType
 
 import onnx_ir as ir
@@ -14,10 +15,16 @@ from graphscale.checks.relation.term_numbering import Numbering, shape_of
 from graphscale.checks.relation.terms import Number, Operation, Source, Terms
 from graphscale.flow.degree import ZERO
 from graphscale.graph.inference import infer_types
-from graphscale.graph.values import values_by_name
+from graphscale.graph.values import node_name, values_by_name
 from graphscale.operators import Trait, nodes_with
 
-__all__ = ["Relation", "Side", "no_numbers"]
+__all__ = ["Given", "Relation", "Side", "find_cases", "no_numbers"]
+
+# Operators on flags, with a result that decides their operands.
+_DECIDES = {("And", True), ("Or", False), ("Not", True), ("Not", False), ("Identity", True), ("Identity", False)}
+
+_CONDITIONS = 4  # of branches that give a flag; each doubles the cases
+_EXPLAINED = 3  # differences; reports show no more
 
 # Gives numbers by the names of values, in a table.
 Given = Callable[[Terms], Mapping[str, Number]]
@@ -26,6 +33,28 @@ Given = Callable[[Terms], Mapping[str, Number]]
 def no_numbers(terms: Terms) -> Mapping[str, Number]:
     """Return no numbers: each input is a source of its own."""
     return {}
+
+
+def find_cases(model: ir.Model, flag: str) -> Iterator[Mapping[str, bool]]:
+    """Yield what is known where a flag is set, by names of values: each case of the branches that give the flag."""
+    graph, terms = (copy := _copy(model)).graph, Terms()
+    numbers, named = Numbering(terms, copy, {}, rounds=False), values_by_name(graph)
+    values = [value for node in graph for value in node.outputs]
+    term = numbers.of(named[flag]).term if flag in named else None
+    known = {value.name or "": True for value in values if numbers.of(value).term == term}
+    givers = (node for node in graph if node.op_type == "If" and any(v.name in known for v in node.outputs))
+    conditions = sorted({value.name or "" for node in givers if (value := node.inputs[0]) is not None})
+    conditions = conditions if len(conditions) <= _CONDITIONS else []
+    for decided in itertools.product((True, False), repeat=len(conditions)):
+        case = {**known, **dict(zip(conditions, decided, strict=True))}
+        pending = list(case)
+        while pending:
+            node = named[name].producer() if (name := pending.pop()) in named else None
+            if node is not None and (node.op_type, case[name]) in _DECIDES:
+                operands = {v.name or "": case[name] != (node.op_type == "Not") for v in node.inputs if v is not None}
+                pending += operands.keys() - case.keys()
+                case = {**operands, **case}
+        yield case
 
 
 class Relation:
@@ -37,6 +66,7 @@ class Relation:
         given: of each model, numbers of values by name, such as the scale and the finite flag of an applied step.
         states: `{input: output}` of the carried state of the first, None for a state written in place.
         rounds: True to join operations whose results may differ in the last bits.
+        narrow: the type of the second model's mixed precision, whose casts are left out; see `find_wide`.
 
     Attributes:
         terms: the table.
@@ -52,16 +82,23 @@ class Relation:
         states: Mapping[str, str | None] = MappingProxyType({}),
         *,
         rounds: bool = False,
+        narrow: ir.DataType | None = None,
     ) -> None:
+        self._explained = 0
         self.terms, models, self._states = Terms(), (_copy(first), _copy(second)), states
         inputs = {value.name for value in models[1].graph.inputs}
         # A state that is an initializer becomes an input of the scaled graph.
         stored = [v for name, v in models[0].graph.initializers.items() if name in inputs and name in states]
         sources = {v: Number(self.terms.add(Source("input", v.name, v.dtype), v.dtype, shape_of(v))) for v in stored}
-        self.first, self.second = (
-            Side(model.graph, Numbering(self.terms, model, {**sources, **self._named(model, each)}, rounds=rounds))
-            for model, each in zip(models, given, strict=True)
-        )
+        # The second time, shapes that one model tells are known in the other one.
+        for _ in range(1 + rounds):
+            self.first, self.second = (
+                Side(
+                    model.graph,
+                    Numbering(self.terms, model, {**sources, **self._named(model, each)}, rounds=rounds, narrow=small),
+                )
+                for model, each, small in zip(models, given, (None, narrow), strict=True)
+            )
 
     def _named(self, model: ir.Model, given: Given) -> dict[ir.Value, Number]:
         values = values_by_name(model.graph)
@@ -76,11 +113,27 @@ class Relation:
         for name, wanted in first.written.items():
             yield from self._compare(name, wanted, second.written.get(name))
 
+    def find_wide(self, allowed: Container[str]) -> tuple[list[str], int]:
+        """Find casts and operators of mixed precision beside the operands and results of some operators.
+
+        Args:
+            allowed: the names of values of the first model that may be computed in a small type.
+
+        Returns:
+            a sentence for each, and the number of casts to the small type.
+        """
+        first, second = self.first, self.second
+        terms = {number.term for value, number in first.numbered() if value.name in allowed}
+        return second.find_wide(terms)
+
     def _compare(self, name: str, wanted: Number, found: Number | None) -> Iterator[str]:
         if found is None:
             yield f"{name!r} is gone"
         elif found.term != self._as_wide(wanted.term, found.term):
-            yield f"{name!r} is computed in another way: {self._explain(wanted.term, found.term)}"
+            self._explained += 1
+            is_shown = self._explained <= _EXPLAINED
+            reason = f": {self._explain(wanted.term, found.term)}" if is_shown else ""
+            yield f"{name!r} is computed in another way{reason}"
         elif found.degree != wanted.degree and found.degree not in (0, ZERO):
             yield f"{name!r} carries the loss scale to the power {found.degree:g}"
 
@@ -93,14 +146,24 @@ class Relation:
         return self.terms.add(cast, dtype, self.terms.shapes[term])
 
     def _explain(self, wanted: int, found: int) -> str:
-        pair = list(self.terms.pair_up(wanted, found))[-1]
-        one, other = (self._describe(term, side) for term, side in zip(pair, (self.first, self.second), strict=True))
-        return f"by {other}, and should be by {one}"
+        """Return a sentence about the first operations without an equal, each with its operands, which have one."""
+        one, other = self.first, self.second
+        first, *_ = [*self._without_equal(found, one), found]
+        operands = {*self.terms.operands(first)}
+        seconds = [*self._without_equal(wanted, other), wanted]
+        second = max(seconds, key=lambda term: len(operands & {*self.terms.operands(term)}))
+        return f"by {self._describe(first, other)}, and should be by {self._describe(second, one)}"
+
+    def _without_equal(self, term: int, other: Side) -> list[int]:
+        known, terms = other.terms, self.terms
+        return [t for t in terms.below([term], known) if all(each in known for each in terms.operands(t))]
 
     def _describe(self, term: int, side: Side) -> str:
-        key, name = self.terms.keys[term], side.name_of(term)
-        text = str(key) if isinstance(key, Operation) else f"{key.kind} {key}"
-        return text if name is None else f"{text} at {name!r}"
+        name, read = side.name_of(term), self.terms.operands(term)
+        known = [repr(side.name_of(t) or self.terms.label(t)) for t in read]
+        return (
+            self.terms.label(term) + (f" of {', '.join(known)}" * bool(read)) + (f" at {name!r}" * (name is not None))
+        )
 
 
 class Side:
@@ -111,6 +174,7 @@ class Side:
         written: the next values of the states that are written in place, by the state's name.
         nodes: its nodes, those of bodies included.
         of: the number of a value.
+        terms: all terms from which they follow.
     """
 
     def __init__(self, graph: ir.Graph, numbers: Numbering) -> None:
@@ -118,6 +182,7 @@ class Side:
         self.nodes, self.of = tuple(graph.all_nodes()), numbers.of
         self.outputs = {value.name or "": numbers.of(value) for value in graph.outputs}
         self.written = dict(self._writes())
+        self.terms = set(numbers.terms.below(n.term for n in (*self.outputs.values(), *self.written.values())))
 
     @functools.cached_property
     def numbers(self) -> set[Number]:
@@ -154,10 +219,50 @@ class Side:
                 number = Number(terms.add(key, state.dtype), number.degree)
             yield state.name or "", number
 
+    def numbered(self) -> Iterator[tuple[ir.Value, Number]]:
+        """Yield the results of all nodes with their numbers."""
+        for node in self._graph.all_nodes():
+            yield from ((value, self._numbers.of(value)) for value in node.outputs)
+
+    def find_wide(self, allowed: Container[int]) -> tuple[list[str], int]:
+        """Find casts and operators of mixed precision; `allowed` are the terms that may be rounded."""
+        of = self._numbers.of
+        scaled = {number.term for _, number in self.numbered() if number.degree not in (0, ZERO)}
+        outputs, found, count = set(self._graph.outputs), list[str](), 0
+
+        def may_round(value: ir.Value) -> bool:
+            number = of(value)
+            is_unscaled = number.term in scaled and number.degree == 0
+            return number.term in allowed and not is_unscaled
+
+        def is_operand(value: ir.Value) -> bool:
+            """Return whether all readers of a cast, behind further casts, may round."""
+            readers = [use.node for use in value.uses()]
+            return value not in outputs and all(
+                all(is_operand(each) if reader.op_type == "Cast" else may_round(each) for each in reader.outputs)
+                for reader in readers
+            )
+
+        for node in self._graph.all_nodes():
+            source = node.inputs[0] if node.inputs else None
+            if self._numbers.narrows(node) and source is not None:
+                count += 1
+                is_right = may_round(source) or (bool(node.outputs[0].uses()) and is_operand(node.outputs[0]))
+            else:
+                computed = (value for value in node.outputs if value.dtype is self._numbers.narrow)
+                is_right = node.op_type in ("Cast", "Constant") or all(map(may_round, computed))
+            if not is_right:
+                found.append(f"{node_name(node)!r} rounds a value that should stay float32")
+        return found, count
+
     def name_of(self, term: int) -> str | None:
         """Return the name of a value with a term."""
-        values = (value for node in self._graph for value in node.outputs)
-        return next((value.name for value in values if self._numbers.of(value).term == term), None)
+        return self._names.get(term)
+
+    @functools.cached_property
+    def _names(self) -> dict[int, str | None]:
+        values = [value for node in self._graph for value in node.outputs]
+        return {self._numbers.of(value).term: value.name for value in reversed(values)}
 
 
 def _copy(model: ir.Model) -> ir.Model:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.checks.relation import layout_forms  # noqa: F401  (its normal forms)
 from graphscale.checks.relation.forms import Call, build
-from graphscale.checks.relation.shape_inference import sizes_of
+from graphscale.checks.relation.shape_inference import infer_results, sizes_of
 from graphscale.checks.relation.terms import Number, Operation, Shape, Source, Terms
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Mixed
 from graphscale.flow.term import attribute_key
@@ -38,11 +38,20 @@ class Numbering:
         model: the model, without calls of model-local functions.
         given: the numbers of some values, such as the scale and the finite flag.
         rounds: True to use normal forms that round differently.
+        narrow: a type of mixed precision, whose casts from and to float32 are left out.
     """
 
-    def __init__(self, terms: Terms, model: ir.Model, given: Mapping[ir.Value, Number], *, rounds: bool) -> None:
-        self.terms = terms
-        self._given, self._opsets, self._rounds = given, model.opset_imports, rounds
+    def __init__(
+        self,
+        terms: Terms,
+        model: ir.Model,
+        given: Mapping[ir.Value, Number],
+        *,
+        rounds: bool,
+        narrow: ir.DataType | None = None,
+    ) -> None:
+        self.terms, self.narrow = terms, narrow
+        self._given, self._opsets, self._rounds = dict(given), model.opset_imports, rounds
         self._numbers: dict[ir.Value, Number] = {}
         self._degrees = DegreeDomain()
         self._level = 0
@@ -61,7 +70,10 @@ class Numbering:
         tensor = constant_tensor(value)
         if tensor is None:
             return Number(self.terms.add(Source("input", value.name, value.dtype), value.dtype, shape_of(value)))
-        return Number(self.terms.constant(tensor), ZERO if self._degrees.is_zero(value) else 0)
+        term = self.terms.constant(tensor)
+        if tensor.dtype is self.narrow:
+            term = self.terms.wide_constant(term)
+        return Number(term, ZERO if self._degrees.is_zero(value) else 0)
 
     def _visit(self, nodes: Iterable[ir.Node]) -> None:
         for node in nodes:
@@ -81,24 +93,29 @@ class Numbering:
         return [Number(self.terms.unknown(f"the body of {node.name!r}", value.dtype)) for value in node.outputs]
 
     def _operation(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
-        elements = self._degrees.transfer(node, [0 if n is None else n.degree for n in operands])
         terms = [None if n is None else n.term for n in operands]
+        degrees = [0 if n is None else n.degree for n in operands]
+        if node.op_type == "Where" and terms[0] in (self.terms.true, self.terms.false):
+            degrees[1:] = [degrees[1 if terms[0] == self.terms.true else 2]] * 2
+        elements = self._degrees.transfer(node, degrees)
+        if self.narrows(node) and operands[0] is not None:
+            return [operands[0]]
         optimizer = optimizer_of(node)
         signal = None if optimizer is None else optimizer.update_signal
         if signal is not None and signal < len(terms) and self.terms.is_true(terms[signal]):
             terms[signal] = None  # an omitted signal says the same
+        types = self._types(node, terms)
         if len(elements) == 1 and not isinstance(elements[0], Mixed):
-            folded = self._fold(node, terms)
+            folded = self._fold(node, terms, *types[0])
             if folded is not None:
                 return [Number(folded, ZERO if self.terms.holds(folded, 0) else elements[0])]
         attributes, results = self._attributes(node), []
-        for index, (value, element) in enumerate(zip(node.outputs, elements, strict=True)):
-            dtype = own_dtype(value)
+        for index, (value, element, known) in enumerate(zip(node.outputs, elements, types, strict=True)):
             if isinstance(element, Mixed):
-                results.append(Number(self.terms.unknown(element.reason, dtype)))
+                results.append(Number(self.terms.unknown(element.reason, known[0])))
                 continue
             call = Call(
-                *(self.terms, node.domain, node.op_type, attributes, terms, index, dtype, shape_of(value)),
+                *(self.terms, node.domain, node.op_type, attributes, terms, index, *known),
                 is_final=value in self._outputs,
                 rounds=self._rounds,
             )
@@ -106,6 +123,25 @@ class Numbering:
         if has_trait(node, Trait.RANDOM):
             results = self._draw(node, results)
         return results
+
+    def _wide(self, dtype: ir.DataType | None) -> ir.DataType | None:
+        return ir.DataType.FLOAT if dtype is not None and dtype is self.narrow else dtype
+
+    def narrows(self, node: ir.Node) -> bool:
+        """Return whether a node is a cast from float32 to the type of mixed precision."""
+        to = node.attributes.get_int("to", 0) if self.narrow is not None and node.op_type == "Cast" else 0
+        value = node.inputs[0] if to and to == self.narrow else None
+        return value is not None and self.terms.dtypes[self.of(value).term] is ir.DataType.FLOAT
+
+    def _types(self, node: ir.Node, operands: Sequence[int | None]) -> list[tuple[ir.DataType | None, Shape]]:
+        """Return the type and the shape of each result: what the file says, and what its operands tell."""
+        said = [(self._wide(own_dtype(value)), shape_of(value)) for value in node.outputs]
+        if all(dtype is not None and sizes_of(shape) is not None for dtype, shape in said):
+            return said
+        told = infer_results(self.terms, node, operands, self._opsets)
+        known = [told.get(value.name or "", (None, None)) for value in node.outputs]
+        pairs = zip(said, known, strict=True)
+        return [(one[0] or other[0], one[1] if other[1] is None else other[1]) for one, other in pairs]
 
     def _draw(self, node: ir.Node, results: Sequence[Number]) -> list[Number]:
         """Distinguish draws of equal operators by their order."""
@@ -122,24 +158,26 @@ class Numbering:
     def _type_of(self, term: int) -> tuple[ir.DataType | None, Shape]:
         return self.terms.dtypes[term], self.terms.shapes[term]
 
-    def _fold(self, node: ir.Node, operands: Sequence[int | None]) -> int | None:
+    def _fold(
+        self, node: ir.Node, operands: Sequence[int | None], dtype: ir.DataType | None, shape: Shape
+    ) -> int | None:
         """Return the term of the result of an operator on small constants; None for other nodes."""
         arrays = {
             v.name or "": self.terms.array(t) for v, t in zip(node.inputs, operands, strict=True) if v is not None
         }
         if node.domain or not arrays or any(array is None for array in arrays.values()) or len(node.outputs) != 1:
             return None
-        sizes = sizes_of(shape_of(node.outputs[0]))
+        sizes = sizes_of(shape)
         # A short file can ask for a large result, such as an expansion.
         if has_trait(node, Trait.RANDOM) or "" in arrays or sizes is None or math.prod(sizes) > _FOLDED:
             return None
         try:
             evaluator = onnx.reference.ReferenceEvaluator(ir.serde.serialize_node(node), opsets=dict(self._opsets))
             (result,) = map(np.asarray, evaluator.run(None, arrays))
-            dtype = node.outputs[0].dtype or ir.DataType.from_numpy(result.dtype)
         except Exception:  # the evaluator has errors of all kinds; then the operator stays
             return None
-        return self.terms.array_term(result) if dtype.numpy() == result.dtype else None
+        is_right = dtype is None or dtype.numpy() == result.dtype
+        return self.terms.array_term(result) if is_right else None
 
     def _attributes(self, node: ir.Node) -> dict[str, Hashable]:
         held = node.attributes.data
@@ -158,6 +196,9 @@ class Numbering:
     def _selection(self, node: ir.Node, operands: Sequence[Number | None]) -> Sequence[Number]:
         graphs = {a.name: a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH}
         branches = [graphs["then_branch"], graphs["else_branch"]]
+        # If a result is known, such as the flag of an applied step, so it is in both branches.
+        for value, *ends in zip(node.outputs, *(branch.outputs for branch in branches), strict=True):
+            self._given.update((end, self._given[value]) for end in ends if value in self._given)
         condition = None if operands[0] is None else operands[0].term
         if condition in (self.terms.true, self.terms.false):
             return self._body(branches[condition == self.terms.false])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Container, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,6 @@ class Source:
     dtype: ir.DataType | None = None
     shape: tuple[int, ...] | None = None
 
-    def __str__(self) -> str:
-        return f"a constant of shape {list(self.shape or ())}" if self.kind == "constant" else f"{self.key!r}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
@@ -66,9 +63,6 @@ class Operation:
     attributes: tuple[tuple[str, Hashable], ...]
     operands: tuple[int | None, ...]
     output: int = 0
-
-    def __str__(self) -> str:
-        return self.op_type
 
 
 class Terms:
@@ -130,6 +124,15 @@ class Terms:
         self._tensors[id(tensor)] = (tensor, term)
         return term
 
+    def wide_constant(self, term: int) -> int:
+        """Return the constant of float32 that gives a narrower one when rounded; the first of several."""
+        narrow = self._arrays.get(term)
+        if narrow is None:
+            return term
+        known = ((t, array) for t, array in self._arrays.items() if self.dtypes[t] is ir.DataType.FLOAT)
+        fits = (t for t, array in known if array.shape == narrow.shape and _same(array.astype(narrow.dtype), narrow))
+        return next(fits, None) or self.array_term(narrow.astype(np.float32))
+
     def array(self, term: int | None) -> np.ndarray[Any, Any] | None:
         """Return the content of a small constant of numbers or flags; None for other terms."""
         return None if term is None else self._arrays.get(term)
@@ -139,14 +142,9 @@ class Terms:
         return self.shapes[term] == ()
 
     def holds(self, term: int | None, number: float) -> bool:
-        """Return whether a term is a constant of floating-point type with one number in all elements."""
+        """Return whether a term is a constant with one number in all elements."""
         array = self.array(term)
-        dtype = None if term is None else self.dtypes[term]
-        return (
-            array is not None
-            and array.size > 0
-            and bool(dtype and dtype.is_floating_point() and (array == number).all())
-        )
+        return array is not None and array.size > 0 and array.dtype != bool and bool((array == number).all())
 
     def is_true(self, term: int | None) -> bool:
         """Return whether a term is a constant of flags that are all true."""
@@ -158,17 +156,32 @@ class Terms:
         key = None if term is None else self.keys[term]
         return key if isinstance(key, Operation) and (key.domain, key.op_type) == ("", op_type) else None
 
-    def pair_up(self, one: int, other: int) -> Iterator[tuple[int, int]]:
-        """Yield the pairs of different terms from two terms down to the first operators that differ."""
-        while True:
-            yield one, other
-            first, second = self.keys[one], self.keys[other]
-            if not isinstance(first, Operation) or not isinstance(second, Operation):
-                return
-            if dataclasses.replace(first, operands=()) != dataclasses.replace(second, operands=()):
-                return
-            mine = [t for t in first.operands if t is not None and t not in second.operands]
-            theirs = [t for t in second.operands if t is not None and t not in first.operands]
-            if not mine or len(mine) != len(theirs):
-                return
-            one, other = mine[0], theirs[0]
+    def below(self, roots: Iterable[int], known: Container[int] = ()) -> list[int]:
+        """Return the terms from which some follow, operands first; those that are known end the search."""
+        found: dict[int, None] = {}
+        pending = [(term, False) for term in roots]
+        while pending:
+            term, is_left = pending.pop()
+            if is_left:
+                found[term] = None
+            elif term not in found and term not in known:
+                pending += [(term, True), *((t, False) for t in self.operands(term))]
+        return list(found)
+
+    def operands(self, term: int) -> list[int]:
+        """Return the terms that an operation reads."""
+        key = self.keys[term]
+        return [t for t in key.operands if t is not None] if isinstance(key, Operation) else []
+
+    def label(self, term: int) -> str:
+        """Return a text for messages."""
+        key, array = self.keys[term], self.array(term)
+        if isinstance(key, Operation):
+            return key.op_type
+        if key.kind != "constant":
+            return str(key.key)
+        return f"the constant {array}" if array is not None and array.size < 4 else f"a constant of shape {key.shape}"
+
+
+def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    return one.tobytes() == other.tobytes()

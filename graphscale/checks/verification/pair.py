@@ -26,6 +26,7 @@ from graphscale.graph.values import is_source, value_label, values_by_name
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
 from graphscale.passes import replace_training_ops
+from graphscale.passes.lower_precision import find_roundable
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
@@ -59,6 +60,8 @@ class Pair:
         notes: facts for the user.
         dtype: the type of the mixed precision that scaling put the original into; None without it.
         lowered: a lowered file; then `step` is that of its expected plain form, with the same initial values.
+        wide: the original before mixed precision; None without it.
+        roundable: the names of its values that mixed precision may compute in a small type.
     """
 
     original: ir.Model
@@ -72,6 +75,8 @@ class Pair:
     notes: tuple[str, ...]
     dtype: str | None = None
     lowered: ir.Model | None = None
+    wide: ir.Model | None = None
+    roundable: frozenset[str] = frozenset()
 
     @functools.cached_property
     def written(self) -> frozenset[str]:
@@ -144,6 +149,9 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     notes, mixed = list[str](), translation.claims.cast_pass()
     if stamp.accepted:
         notes.append(f"the proposed roles of {few(stamp.accepted)} were accepted when the original was scaled")
+    wide, roundable = None, frozenset[str]()
+    if mixed is not None and not _small_types(first):
+        wide, roundable = first.clone(), frozenset(find_roundable(understand(first, hints), mixed))
     if mixed is not None:
         dataclasses.replace(mixed, target=translation.claims.target).rewrite(first, hints)
         notes.append(f"the original was put through the same autocast ({mixed.dtype}) before it was compared")
@@ -156,11 +164,17 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         kept=frozenset(update.input.name or "" for update in found.states if update.kept),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
         proved=not translation.graph or lowered is not None,
-        small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
+        small=_small_types(first),
         notes=tuple(notes),
         dtype=None if mixed is None else str(mixed.dtype),
         lowered=lowered,
+        wide=wide,
+        roundable=roundable,
     ), translation
+
+
+def _small_types(model: ir.Model) -> frozenset[ir.DataType]:
+    return _SMALL.intersection(value.dtype for node in model.graph.all_nodes() for value in node.outputs)
 
 
 def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:
@@ -175,11 +189,12 @@ def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:
 
 
 def _match_nodes(original: ir.Model, scaled: ir.Model, translation: Translation) -> dict[ir.Node, ir.Node]:
-    """Match nodes by their names; without a proved translation, first by equal computations."""
-    nodes = match_models(original, scaled).nodes
-    if not translation.graph:
-        return nodes
+    """Match nodes by those of the expected model; where another tool changed some, also by computations and names."""
     wanted = match_models(original, translation.expected).nodes
+    if not translation.graph:
+        back = {other: node for node, other in translation.nodes.items()}
+        return {node: back[other] for node, other in wanted.items() if other in back}
+    nodes = match_models(original, scaled).nodes
     mine, theirs = _by_signature(scaled.graph), _by_signature(translation.expected.graph)
     same = {theirs[signature]: node for signature, node in mine.items() if signature in theirs}
     taken = {**translation.nodes, **{other: node for node, other in same.items()}}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.checks.relation.obligations import find_misplaced, find_unscaled
-from graphscale.checks.relation.relate import Relation, no_numbers
+from graphscale.checks.relation.relate import Given, Relation, find_cases, no_numbers
 from graphscale.checks.relation.terms import Number, Terms
 from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.finite_check import find_tested_values
@@ -32,33 +34,33 @@ def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) 
     if numeric and translation.graph:
         return [Check(RELATION, SKIPPED, "numbers alone were asked for", True)]
     rules = [] if exact or not translation.graph else [_compare_with_expected(pair, translation.expected)]
-    return [*_compare_with_original(pair), *rules]
+    wide = [] if pair.wide is None else [_compare_with_float32(pair, pair.wide)]
+    return [*_compare_with_original(pair), *wide, *rules]
 
 
 def _compare_with_original(pair: Pair) -> Iterator[Check]:
     """Compare the outputs and states of the file on an applied step with the original's, and the ways of the scale.
 
-    Of a lowered file it is the plain form, which is compared with the file node by node. Spellings of other
-    layouts, and those that round differently, are joined only where the file has differences.
+    Spellings of other layouts, and those that round differently, are joined only where the file has differences.
     """
-    names, model = pair.step.stamp.names, pair.step.model
+    original = pair.original
 
-    def applied(terms: Terms) -> Mapping[str, Number]:
-        scale = Number(terms.array_term(np.array(1, np.float32)), 1)
-        numbers = {ScaledValue.LOSS_SCALE: scale, ScaledValue.ALL_FINITE: Number(terms.true)}
-        return {names[role]: number for role, number in numbers.items() if role in names}
+    def compare(*, rounds: bool) -> list[Relation]:
+        model, given = pair.lowered or pair.step.model, _applied(pair)
+        return [Relation(original, model, (no_numbers, case), pair.states, rounds=rounds) for case in given]
 
-    def compare(*, rounds: bool) -> Relation:
-        return Relation(pair.original, model, (no_numbers, applied), pair.states, rounds=rounds)
-
-    relation = compare(rounds=False)
-    found = exact = list(relation.find_differences())
+    relations = compare(rounds=False)
+    found = exact = [each for case in relations for each in case.find_differences()]
     if exact:
-        relation = compare(rounds=True)
-        found = list(relation.find_differences())
-    found = [*_find_moved(pair.original.graph, model.graph), *found]
-    what = f"{len(pair.original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
+        relations = compare(rounds=True)
+        found = [each for case in relations for each in case.find_differences()]
+    found = [*_find_moved(original.graph, (pair.lowered or pair.step.model).graph), *found]
+    what = f"{len(original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
     yield Check.proved(RELATION, found, what + (", up to layouts and rounding" if exact else ""), UNPROVED)
+    relation = relations[0]
+    if pair.lowered is not None:  # whose plain form has the places of the scale
+        (plain,) = _applied(dataclasses.replace(pair, lowered=None))
+        relation = Relation(original, pair.step.model, (no_numbers, plain), pair.states, rounds=bool(exact))
     coverage, topology = pair.analysis.coverage, pair.analysis.topology
     assert topology is not None
     nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is pair.analysis.graph]
@@ -85,6 +87,38 @@ def _find_untested_terms(pair: Pair, relation: Relation) -> Iterator[str]:
         number = relation.first.named(value.name or "")
         if number is None or number.term not in tested:
             yield f"{value.name!r} moves a weight by a batch past all gradients, and is not checked"
+
+
+def _compare_with_float32(pair: Pair, wide: ir.Model) -> Check:
+    """Compare a file in mixed precision with the float32 original, its casts left out where it may round."""
+    model, narrow, given = pair.lowered or pair.step.model, ir.DataType[str(pair.dtype).upper()], _applied(pair)
+
+    def compare(*, rounds: bool) -> tuple[list[str], int]:
+        found, count = list[str](), 0
+        for case in given:
+            relation = Relation(wide, model, (no_numbers, case), pair.states, rounds=rounds, narrow=narrow)
+            misplaced, count = relation.find_wide(pair.roundable)
+            found += [*relation.find_differences(), *misplaced]
+        return found, count
+
+    found, count = compare(rounds=False)
+    if found:
+        found, count = compare(rounds=True)
+    what = f"up to rounding to {pair.dtype} at {count} values"
+    return Check.proved("equal to the float32 original", found, what, UNPROVED)
+
+
+def _applied(pair: Pair) -> list[Given]:
+    """Give numbers to the scale and the flags of an applied step; a lowered step has one case for each branch."""
+    names = pair.step.stamp.names
+    scale, flag = names.get(ScaledValue.LOSS_SCALE, ""), names.get(ScaledValue.ALL_FINITE, "")
+
+    def give(terms: Terms, known: Mapping[str, bool]) -> Mapping[str, Number]:
+        flags = {name: Number(terms.true if is_set else terms.false) for name, is_set in known.items()}
+        return {**flags, scale: Number(terms.array_term(np.array(1, np.float32)), 1)}
+
+    cases = [{flag: True}] if pair.lowered is None else find_cases(pair.lowered, flag)
+    return [functools.partial(give, known=case) for case in cases]
 
 
 def _find_moved(original: ir.Graph, found: ir.Graph) -> Iterator[str]:

@@ -13,13 +13,20 @@ from graphscale.checks.relation.relate import Relation
 
 pytestmark = pytest.mark.static
 
-INPUTS = "float[2,3] x, float[2,3] z, float[3,4] w, float[4] b, float16[2,3] h, bool f, float[] s"
+INPUTS = "float[2,3] x, float[2,3] z, float[3,4] w, float[4] b, float16[2,3] h, bool f, float[] s, float[N,3] many"
 CONSTANTS = {
     "one": np.array(1, np.float32),
     "ones": np.ones((2, 3), np.float32),
     "two": np.array(2, np.float32),
     "w0": np.arange(6, dtype=np.float32).reshape(3, 2),
     "half": np.array(0.5, np.float32),
+    "twos": np.full((2, 3), 2, np.float32),
+    "six": np.array(6, np.float32),
+    "threehalves": np.array(1.5, np.float32),
+    "flat_": np.array([-1], np.int64),
+    "rest": np.array([-1, 3], np.int64),
+    "three": np.array(3, np.float32),
+    "third": np.array(1 / 3, np.float32),
     "yes": np.array(True),
     "axis": np.array([1], np.int64),
     "flat": np.array([6], np.int64),
@@ -34,6 +41,16 @@ CONSTANTS = {
     "two_": np.array([2], np.int64),
     "row": np.array([1, 2, 3], np.float32),
     "nothing": np.array(0, np.float32),
+    "none": np.array(-1, np.int64),
+    "last": np.array(1, np.int64),
+    "unit": np.array([2, 1, 3, 1], np.int64),
+    "units": np.array([1, 2, 1, 3], np.int64),
+    "odd": np.array([0, 1, 2, 0], np.int64),
+    "even": np.array([1, 0, 0, 2], np.int64),
+    "both": np.array([0, 2], np.int64),
+    "more": np.array([1, 3], np.int64),
+    "parts": np.array([1, 2], np.int64),
+    "whole": np.array(1, np.int64),
 }
 
 SAME = {
@@ -88,6 +105,41 @@ LAYOUTS = {
         "t = Add(x, z) y = Reshape(t, flat)",
         "a = Reshape(x, flat) c = Reshape(z, flat) y = Add(a, c)",
     ),
+    "an element and a part": ("y = Gather<axis=1>(x, last)", "t = Slice(x, one_, two_, axis) y = Squeeze(t, axis)"),
+    "an element from the end": ("y = Gather<axis=1>(x, none)", "t = Slice(x, two_, far, axis) y = Squeeze(t, axis)"),
+    "a part of all": ("y = Relu(x)", "t = Slice(x, zero_, far, axis) y = Relu(t)"),
+    "a split and parts": (
+        "a, c = Split<axis=1>(x, parts) y = Neg(c)",
+        "t = Slice(x, one_, far, axis) y = Neg(t)",
+    ),
+    "a split of a transposition": (
+        "t = Transpose(x) a, c = Split<axis=0>(t, parts) y = Neg(c)",
+        "a, c = Split<axis=1>(x, parts) t = Neg(c) y = Transpose(t)",
+    ),
+    "a part of units": (
+        "t = Reshape(x, unit) a = Slice(t, one_, two_, two_) y = Neg(a)",
+        "t = Slice(x, one_, two_, axis) a = Neg(t) c = Unsqueeze(a, two_) y = Unsqueeze(c, one_)",
+    ),
+    "an operator on units": (
+        "t = Reshape(x, unit) a = Reshape(z, unit) y = Add(t, a)",
+        "t = Reshape(x, units) a = Reshape(z, units) c = Add(t, a) y = Reshape(c, unit)",
+    ),
+    "a padded transposition": (
+        "t = Transpose(x) y = Pad(t, odd)",
+        "t = Pad(x, even) y = Transpose(t)",
+    ),
+    "a join of a join": ("t = Concat<axis=0>(x, z) y = Concat<axis=0>(t, x)", "y = Concat<axis=0>(x, z, x)"),
+    "a size that is not known": (
+        "t = Shape(many) y = Reshape(many, t)",
+        "t = Reshape(many, flat_) y = Reshape(t, rest)",
+    ),
+    "equal elements": ("y = Add(x, twos)", "y = Add(x, two)"),
+    "a negated selection behind a view": (
+        "c = Greater(x, z) a = Not(c) t = Unsqueeze(a, zero_) y = Where(t, x, z)",
+        "c = Greater(x, z) t = Unsqueeze(c, zero_) y = Where(t, z, x)",
+    ),
+    "a known number of elements": ("t = Size(x) a = Cast<to=1>(t) y = Mul(x, a)", "y = Mul(x, six)"),
+    "a whole divisor of one": ("t = Size(x) y = Div(t, t)", "t = Size(x) a = Div(t, whole) y = Div(a, t)"),
     "a view that a folded shape gives": ("t = Shape(x) y = Reshape(z, t)", "y = Reshape(z, square)"),
 }
 ROUNDED = {
@@ -96,6 +148,24 @@ ROUNDED = {
     "a factor of a product": ("y = Gemm<alpha=0.5>(x, w)", "t = MatMul(x, w) y = Mul(t, half)"),
     "a factor of a bias": ("y = Gemm<beta=0.5>(x, w, b)", "t = MatMul(x, w) c = Mul(b, half) y = Add(t, c)"),
     "a term of zero": ("y = Relu(x)", "t = Add(nothing, x) y = Relu(t)"),
+    "a sum over units": (
+        "t = Reshape(x, unit) a = ReduceSum(t, more) y = Neg(a)",
+        "t = Reshape(x, unit) y = Neg(t)",
+    ),
+    "a sum of a transposition": (
+        "t = Transpose(x) y = ReduceSum<keepdims=0>(t, zero_)",
+        "y = ReduceSum<keepdims=0>(x, one_)",
+    ),
+    "a mean that keeps its axes": (
+        "t = Transpose(x) y = ReduceMean(t, one_)",
+        "a = ReduceMean(x, zero_) y = Transpose(a)",
+    ),
+    "a product of many rows": (
+        "t = Unsqueeze(x, axis) y = MatMul(t, w)",
+        "t = MatMul(x, w) y = Unsqueeze(t, axis)",
+    ),
+    "two factors": ("t = Mul(x, three) y = Mul(t, half)", "y = Mul(x, threehalves)"),
+    "a quotient by a constant": ("y = Div(x, third)", "y = Mul(x, three)"),
     "a reciprocal": ("y = Div(x, z)", "t = Reciprocal(z) y = Mul(x, t)"),
     "a quotient of one": ("y = Div(x, s)", "t = Div(one, s) y = Mul(t, x)"),
 }
@@ -112,6 +182,16 @@ OTHER = {
     "a bias that is left out": ("y = Gemm(x, w, b)", "y = Gemm<beta=0.0>(x, w, b)"),
     "a factor of two": ("y = Relu(x)", "t = Mul(x, two) y = Relu(t)"),
     "a row that spreads": ("t = ReduceSum(s) y = Add(t, one)", "a = Mul(s, ones) t = ReduceSum(a) y = Add(t, one)"),
+    "another join": ("t = Concat<axis=1>(x, z) y = Neg(t)", "t = Concat<axis=0>(x, z) y = Neg(t)"),
+    "other elements": ("y = Add(x, ones)", "y = Add(x, two)"),
+    "another element": ("y = Gather<axis=1>(x, last)", "t = Slice(x, two_, far, axis) y = Squeeze(t, axis)"),
+    "the other part of a split": ("y, t = Split<axis=1>(x, parts)", "t, y = Split<axis=1>(x, parts)"),
+    "another axis of a sum": ("y = ReduceSum(x, zero_)", "t = Transpose(x) y = ReduceSum(t, zero_)"),
+    "another margin": ("t = Transpose(x) y = Pad(t, odd)", "t = Pad(x, odd) y = Transpose(t)"),
+    "a square of a sum over units": (
+        "t = Reshape(x, unit) a = ReduceSumSquare(t, more) y = Neg(a)",
+        "t = Reshape(x, unit) y = Neg(t)",
+    ),
     "a reciprocal of the other": ("y = Div(x, z)", "t = Reciprocal(x) y = Mul(z, t)"),
     "another constant": ("y = Mul(x, two)", "y = Mul(x, half)"),
     "carried values exchanged": (
@@ -132,7 +212,7 @@ def model(body: str, *, is_sound: bool = True) -> ir.Model:
 
 def run(body: ir.Model) -> np.ndarray:
     draw = np.random.default_rng(0)
-    sizes = {"x": (2, 3), "z": (2, 3), "w": (3, 4), "b": (4,), "h": (2, 3), "s": ()}
+    sizes = {"x": (2, 3), "z": (2, 3), "w": (3, 4), "b": (4,), "h": (2, 3), "s": (), "many": (5, 3)}
     feeds = {name: draw.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     feeds |= {"h": feeds["h"].astype(np.float16), "f": np.array(False)}
     (result,) = onnx.reference.ReferenceEvaluator(ir.serde.serialize_model(body)).run(None, feeds)
@@ -184,7 +264,7 @@ def test_draws_are_no_copies() -> None:
 def test_a_difference_names_both_sides() -> None:
     one, other = model("t = Tanh(x) y = Exp(t)"), model("u = Sigmoid(x) y = Exp(u)")
     (found,) = differences(one, other, rounds=False)
-    assert found == "'y' is computed in another way: by Sigmoid at 'u', and should be by Tanh at 't'"
+    assert found == "'y' is computed in another way: by Sigmoid of 'x' at 'u', and should be by Tanh of 'x' at 't'"
 
 
 @pytest.mark.parametrize(
