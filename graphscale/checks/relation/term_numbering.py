@@ -134,7 +134,7 @@ class Numbering:
         return value is not None and self.terms.dtypes[self.of(value).term] is ir.DataType.FLOAT
 
     def _types(self, node: ir.Node, operands: Sequence[int | None]) -> list[tuple[ir.DataType | None, Shape]]:
-        """Return the type and the shape of each result: what the file says, and what its operands tell."""
+        """Return the type and the shape of each result, by the file and by its operands."""
         said = [(self._wide(own_dtype(value)), shape_of(value)) for value in node.outputs]
         if all(dtype is not None and sizes_of(shape) is not None for dtype, shape in said):
             return said

@@ -29,7 +29,7 @@ Rewrite = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 
 def _without_values(rewrite: Rewrite) -> Rewrite:
-    """Return a rewrite that sees carried state as plain inputs: folding tools take a first value for a constant."""
+    """Return a rewrite that sees state as plain inputs: folding tools treat a first value as a constant."""
 
     def run(model: onnx.ModelProto) -> onnx.ModelProto:
         held, names = list(model.graph.initializer), {value.name for value in model.graph.input}
@@ -128,7 +128,7 @@ def test_a_step_behind_the_basic_level_is_verified(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("tool", [_onnxsim, _onnxslim, _optimizer])
 def test_a_folded_scale_is_refused(tool: Rewrite) -> None:
-    """A tool that takes the first value of the scale for a constant leaves a step that is wrong."""
+    """A tool that treats the first value of the scale as a constant leaves a step that is wrong."""
     assert "jax/mlp" in _verify("jax/mlp", tool)
 
 
