@@ -78,6 +78,10 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Turn a model into a ModelProto, with its `training_info` and its nameless results."""
     proto = ir.to_proto(model)
     proto.training_info.extend(training_info_of(model))
+    for tensor in proto.graph.initializer:  # onnx_ir adds the metadata of a tensor to its ModelProto's
+        half = len(tensor.metadata_props) // 2
+        if tensor.metadata_props[:half] == tensor.metadata_props[half:]:
+            del tensor.metadata_props[half:]
     for i, node in enumerate(model.graph):
         if node.outputs and not node.outputs[-1].name:
             written = proto.graph.node[i].output
