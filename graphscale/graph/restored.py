@@ -49,7 +49,7 @@ def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Mode
 
 
 def restore_with_proto(model: ir.Model) -> tuple[ir.Model, onnx.ModelProto]:
-    """Unpack the original as `restore_original`, and as the recorded ModelProto, which onnx_ir would write otherwise."""
+    """Unpack the original as `restore_original`, and as the recorded ModelProto, in the form of its writer."""
     original, proto, tensors = _restore(model, None)
     for reference in _references(proto):
         name, tensor = reference.name, tensors[reference.name]
