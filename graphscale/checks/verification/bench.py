@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from graphscale.checks.patterns import is_cast_of, skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
+from graphscale.checks.verification.finite_states import FiniteStates
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.rounding_noise import RoundingNoise
@@ -21,6 +22,7 @@ from graphscale.graph.inference import dtypes_by_name
 from graphscale.graph.values import uses_of
 from graphscale.passes import CheckFinite
 from graphscale.policy.names import ScaledValue
+from graphscale.process.summary import few
 
 __all__ = ["Bench"]
 
@@ -32,7 +34,7 @@ UNDERFLOW, FLOAT32_UNDERFLOW = 2.0**-18, 2.0**-130
 # A backward pass in float32 with gradients below the first number does not overflow at scales up to the second.
 MODEST, MODEST_SCALE = 2.0**10, 2.0**24
 # Sources of expectations.
-ORIGINAL, OLD = "as in the original", "as before the step"
+ORIGINAL, OLD, FINITE = "as in the original", "as before the step", "finite before the step"
 RULE, TELEMETRY, PLAIN = "by the rule of the loss scale", "from its gradients", "in the plain form"
 # A lowered step unscales elsewhere: a subnormal intermediate number may be rounded.
 SUBNORMAL = 2.0**-120
@@ -53,6 +55,8 @@ class Bench:
         replaced: number of replaced `IsAllFinite` operators, for the CPU.
         any_finite: True if a step of both graphs had finite gradients.
         lost: allowed error of values for underflow in the original, with a tolerance.
+        finite_states: the states that a number in the batch must not make non-finite.
+        stored: the states that the original itself makes non-finite, with the inputs of which it does so.
     """
 
     def __init__(self, pair: Pair, providers: Sequence[Any] | None) -> None:
@@ -82,6 +86,11 @@ class Bench:
         self._runners: list[Runner] = []
         self.original = self._make_runner(copy.model, "the original")
         self._originals = [self.original]
+        found = pair.analysis
+        self.finite_states = FiniteStates(
+            pair.original.graph, pair.states, pair.kept, found.losses, found.gradients, set(found.batches)
+        )
+        self.stored: dict[str, str] = {}
         self._noise = RoundingNoise(copy.model, self.original, pair.states) if pair.small else None
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
         self._lowered: Runner | None = None
@@ -203,18 +212,40 @@ class Bench:
         return all(np.abs(array).max(initial=0.0) < MODEST for array in arrays)
 
     def _evaluate_poison(self, case: Case) -> Iterator[Difference]:
-        """Compare a step with non-finite inputs: the file's own flag decides whether it is applied."""
+        """Compare a step with inputs that are not finite.
+
+        The gradients of both graphs decide whether it is applied. Where these are finite, and another result of the
+        original is not, the file may check that, too. In any case states stay finite, but for the original's own doing.
+        """
         assert self.pair.step.all_finite is not None
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
         gradients, name = self._unscaled(got), self.pair.step.all_finite.name or ""
-        finite = bool(np.all(got.outputs[name]))
+        names = (*self.gradients, *self.lacking, *self._wholes)
+        known = (*gradients.values(), *(expected.outputs[n] for n in names if n in expected.outputs))
+        finite = all(map(is_finite, known))
         results = (*expected.outputs.values(), *(expected.left[s] for s, o in self.pair.states.items() if o is None))
-        if finite and not all(map(is_finite, gradients.values())):
-            yield Difference(name, np.asarray(False), got.outputs[name], "a gradient is not finite")
-        if not finite and all(map(is_finite, results)):
-            yield Difference(name, np.asarray(True), got.outputs[name], "all values of the original are finite")
+        if finite and not all(map(is_finite, results)):
+            finite = bool(np.all(got.outputs[name]))
+        elif finite != bool(np.all(got.outputs[name])):
+            why = "all values of the original are finite" if finite else "a gradient is not finite"
+            yield Difference(name, np.asarray(finite), got.outputs[name], why)
+        yield from self._find_infected(case, expected, got)
         yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
+
+    def _find_infected(self, case: Case, expected: Results, got: Results) -> Iterator[Difference]:
+        """Yield states that only a number of the batch makes non-finite."""
+        bad = [name for name, array in case.feeds.items() if not is_finite(array)]
+        if not {*bad} <= {*self.finite_states.inputs(case.feeds)} or self.oracle.applies(case.feeds, False):
+            return
+        following = {name: array for name in self.pair.states if (array := self._next(name, got)) is not None}
+        for state, is_own in self.finite_states.find_infected(bad, case.feeds, following.get, lambda: expected.outputs):
+            if is_own:
+                self.stored.setdefault(state, few([*map(repr, bad)], 1))
+            else:
+                array = following[state]
+                finite = np.where(np.isfinite(array.astype(np.float64)), array, case.feeds[state])
+                yield Difference(f"{state}.next", finite.astype(array.dtype), array, FINITE)
 
     def _evaluate_effects(self, case: Case, got: Results, finite: bool, gradients: Arrays) -> Iterator[Difference]:
         """Compare the state of a skipped step, the state of the loss scale, and telemetry."""
@@ -287,22 +318,26 @@ class Bench:
 
     def _evaluate_rule(self, case: Case) -> Iterator[Difference]:
         runner, given, names = self._rule
-        got = runner.run({**case.feeds, given: np.asarray(case.finite)}).outputs
+        got = runner.run({**case.feeds, **dict.fromkeys(given, np.asarray(case.finite))}).outputs
         for role, value in self.oracle.rule_alone(case.feeds, case.finite).items():
             if role in names:  # otherwise it has no next value, which the proof has reported
                 yield from compare_values(names[role], value, got[names[role]], RULE, None)
 
     @functools.cached_property
-    def _rule(self) -> tuple[Runner, str, dict[ScaledValue, str]]:
-        scale, given = self.pair.step.scale, self.pair.step.all_finite
+    def _rule(self) -> tuple[Runner, list[str], dict[ScaledValue, str]]:
+        step, scale = self.pair.step, self.pair.step.scale
+        given = [*dict.fromkeys(flag for flag in (step.all_finite, step.guard) if flag is not None)]
         nexts = {role: skip_ordering(value) for role, value in scale.next.items()}
         nexts |= {} if scale.stuck is None else {ScaledValue.STUCK: scale.stuck}
-        assert given is not None
         if not nexts:
             raise VerifyError("the metadata of the scaled graph name no next value of the loss scale")
-        rule = extract(self.pair.step.model, [*nexts.values()], [given])
+        rule = extract(step.model, [*nexts.values()], given)
         names = {role: value.name or "" for role, value in nexts.items()}
-        return self._make_runner(rule, "the update rule"), given.name or "", names
+        runner, flags = self._make_runner(rule, "the update rule"), [flag.name or "" for flag in given]
+        others = runner.required.difference(flags, (value.name for value in scale.states.values()))
+        if others:
+            raise VerifyError(f"the update rule reads the input {min(others)!r}")
+        return runner, flags, names
 
     # --- preparation ------------------------------------------------------------------------------------------------
 

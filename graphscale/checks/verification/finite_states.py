@@ -57,12 +57,12 @@ class FiniteStates:
         scalars = (v for v in graph.outputs if is_float(v) and is_scalar(v) and v.name not in following)
         # The ends of the forward pass: the losses, and further scalars, such as the loss of a validation batch.
         above = ancestors(dict.fromkeys((*losses, *scalars)))
-        self._fed = self._trained | {value.name for value in above.intersection(batches)}
+        self._fed = self._trained | {value.name for value in batches}
         # Above a scalar that may be a loss, tensors: other scalars may be its average.
         self._parameters = self._trained | {value.name for value in above if not is_scalar(value)}
 
     def inputs(self, feeds: Arrays) -> list[str]:
-        """Return the fed floating-point inputs of the forward pass that are no carried state."""
+        """Return the fed floating-point inputs above a loss, and batches, that are no carried state."""
         fed = (name for name in feeds if name in self._fed and name not in self._states)
         return [name for name in fed if feeds[name].dtype.kind not in "biu" and feeds[name].size]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.bench import Bench
+from graphscale.checks.verification.finite_states import poisoned
 from graphscale.checks.verification.promise import find_applied
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, Difference
 from graphscale.errors import VerifyError
@@ -281,7 +282,10 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
         return
     feeds = feeder.without_resets(batch)
     inputs = [each for each, array in feeds.items() if array.dtype.kind == "f" and array.size]
-    groups = [inputs[i::_GROUPS] for i in range(_GROUPS)] if len(inputs) > _MANY else [[each] for each in inputs]
+    batch_inputs = bench.finite_states.inputs(feeds)
+    parts = [[each for each in inputs if (each in batch_inputs) is of_batch] for of_batch in (True, False)]
+    size = _GROUPS if len(inputs) > _MANY else len(inputs)
+    groups = [group for part in parts for i in range(size) if (group := part[i::size])]
 
     stopped: list[str] = []
 
@@ -289,12 +293,11 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
         starts = itertools.cycle(bench.oracle.starts())
         # A step with random numbers from seeds needs a session for each run.
         kinds = _KINDS[:1] if bench.original.fresh else _KINDS
-        for (i, group), number in itertools.product(enumerate(groups), kinds):
-            poisoned = {each: feeds[each].copy() for each in group}
-            for array in poisoned.values():
-                array.reshape(-1)[(0, array.size // 2, array.size - 1)[i % 3]] = number
+        for group, number in itertools.product(groups, kinds):
             start = bench.with_scale(next(starts), POWERS[1])
-            case = Case("poison", {**feeds, **poisoned, **start}, tolerance=max(found.tolerance, _POISONED))
+            case = Case(
+                "poison", {**poisoned(feeds, group, number), **start}, tolerance=max(found.tolerance, _POISONED)
+            )
             try:
                 bench.original.run(case.feeds)
             except VerifyError:  # an index computed from it is out of range
@@ -303,6 +306,9 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
                 yield case
 
     found.try_all(name, cases(), bench, f"runs, of {len(inputs)} inputs with nan, inf or -inf")
+    if bench.stored:
+        stored = few([f"{state!r} with {names}" for state, names in bench.stored.items()], 2)
+        found.notes.append(f"the original itself stores numbers that are not finite, and so does the file: {stored}")
     if stopped:
         found.notes.append(
             f"the original cannot run with {few(stopped, 3)}: such a batch stops the scaled step as well, "

@@ -58,7 +58,8 @@ class Pair:
         small: the types below float32 in the original, in the mixed precision of the scaled one.
         notes: facts for the user.
         dtype: the type of the mixed precision that scaling put the original into; None without it.
-        lowered: a lowered file; then `step` is that of its expected plain form, with the same initial values.
+        lowered: a lowered file with the expected nodes; then `step` is that of its plain form, with the same initial
+            values.
     """
 
     original: ir.Model
@@ -137,7 +138,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         hints = dataclasses.replace(hints, roles=Answers.of(hints.roles).merge(accepted=True))
     translation = validate_translation(first, step, hints)
     lowered = None
-    if is_lowered(second):
+    if is_lowered(second) and not translation.graph:  # one with other nodes is judged as it stands
         lowered, second = second, _expected_plain_form(translation.expected, second)
     prepare(first, hints)
     replace_training_ops(first, get_target(translation.claims.target))
@@ -155,7 +156,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         states=_find_states(found),
         kept=frozenset(update.input.name or "" for update in found.states if update.kept),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
-        proved=not translation.graph or lowered is not None,
+        proved=not translation.graph,
         small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
         notes=tuple(notes),
         dtype=None if mixed is None else str(mixed.dtype),

@@ -44,6 +44,7 @@ from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import read_npz
 from graphscale.graph.damage import name_damage
+from graphscale.lowering.lower_model import is_lowered
 from graphscale.passes import LowerTrainingOps
 from graphscale.pipeline import Model, open_copy
 
@@ -179,10 +180,11 @@ def verify(
     except VerifyError as error:
         return VerifyReport((*found.checks, Check("named values", FAILS, str(error), True)), tuple(notes))
     progress("proving the scaled graph", 0, 0)
-    is_known = exact or numeric or pair.lowered is None or not translation.graph
+    proofs = (
+        [Check("proof of the file", UNPROVED, _LOWERED, True)] if is_lowered(pair.step.model) else prove_again(pair)
+    )
     found.checks += [
-        Check(each.name, SKIPPED, each.detail, True) if numeric and each.status == UNPROVED else each
-        for each in (prove_again(pair) if is_known else [Check("proof of the file", UNPROVED, _LOWERED, True)])
+        Check(each.name, SKIPPED, each.detail, True) if numeric and each.status == UNPROVED else each for each in proofs
     ]
     if derivatives:
         progress("comparing gradients with slopes", 0, 0)

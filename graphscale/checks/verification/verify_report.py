@@ -96,7 +96,8 @@ class Case:
             return f"with {self.number} at element {self.position} of gradient {self.gradient!r}{more}"
         if self.kind == "rule":
             return f"for gradients that are {'finite' if self.finite else 'not finite'}"
-        return "on equal feeds"
+        bad = [repr(name) for name, array in self.feeds.items() if not is_finite(array)]
+        return f"on equal feeds, with a number that is not finite in {few(bad, 2)}" if bad else "on equal feeds"
 
 
 @dataclasses.dataclass(frozen=True)
