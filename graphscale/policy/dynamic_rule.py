@@ -96,6 +96,10 @@ class DynamicRule:
             if getattr(self, name) not in choices:
                 wanted = ", ".join(map(repr, choices))
                 raise InvalidLossScaleError(f"{name} must be one of {wanted}; got {getattr(self, name)!r}")
+        if self.steps_to_growth > MAX_COUNT:  # the largest count that float32 counts up to
+            raise InvalidLossScaleError(
+                f"increment_period must be below 2**24 steps with growth_delay='always'; got {self.increment_period!r}"
+            )
         return checked
 
     @property

@@ -14,7 +14,7 @@ from graphscale.checks.running.private import Copy, Results, Runner, extract, fi
 from graphscale.checks.verification.finite_states import FiniteStates
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair
-from graphscale.checks.verification.rounding_noise import RoundingNoise
+from graphscale.checks.verification.rounding_noise import RoundingNoise, allow_rounding
 from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
@@ -26,16 +26,18 @@ from graphscale.process.summary import few
 
 __all__ = ["Bench"]
 
-# Below its normal numbers, float16 rounds to multiples of 2**-24, and a gradient is a sum of many such numbers: the
-# original loses differences up to this without a scale. bfloat16 has the exponents of float32, whose subnormal numbers
-# are multiples of 2**-149. An update may enlarge such a difference: a division by the root of a second moment that
-# underflows and an epsilon of 1e-8 by 1e8. There is no bound for it, so that the original's own update decides.
-UNDERFLOW, FLOAT32_UNDERFLOW = 2.0**-18, 2.0**-130
+# A gradient in float32 is a sum of multiples of 2**-149. An update may enlarge a difference: a division by the root of
+# a second moment that underflows and an epsilon of 1e-8 by 1e8. There is no bound for it, so that the original's own
+# update decides.
+FLOAT32_UNDERFLOW = 2.0**-130
 # A backward pass in float32 with gradients below the first number does not overflow at scales up to the second.
 MODEST, MODEST_SCALE = 2.0**10, 2.0**24
 # Sources of expectations.
 ORIGINAL, OLD, FINITE = "as in the original", "as before the step", "finite before the step"
 RULE, TELEMETRY, PLAIN = "by the rule of the loss scale", "from its gradients", "in the plain form"
+# Both graphs round to a small type; the unit of float16 is 2**-11. Only the original loses numbers by underflow without
+# a scale.
+SMALL_TOLERANCE = 2.0**-7
 # A lowered step unscales elsewhere: a subnormal intermediate number may be rounded.
 SUBNORMAL = 2.0**-120
 
@@ -54,6 +56,7 @@ class Bench:
         seeds: number of random operators with an added seed; None if some cannot get one.
         replaced: number of replaced `IsAllFinite` operators, for the CPU.
         any_finite: True if a step of both graphs had finite gradients.
+        rounding: least tolerance, for the rounding of types smaller than float32.
         lost: allowed error of values for underflow in the original, with a tolerance.
         finite_states: the states that a number in the batch must not make non-finite.
         stored: the states that the original itself makes non-finite, with the inputs of which it does so.
@@ -75,7 +78,7 @@ class Bench:
         self.feeds_scale = pair.proved or pair.step.scale.value.is_graph_input()
         self.replaced = 0
         self.any_finite = False
-        self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
+        self.rounding, self.lost = allow_rounding(pair.small, SMALL_TOLERANCE if pair.small else 0.0)
         # The keys of a dict are ordered, and found at once.
         self._shown = dict.fromkeys(value.name or "" for value in pair.original.graph.outputs)
         self._shapes: dict[tuple[Any, ...], dict[str, tuple[int, ...]]] = {}

@@ -64,7 +64,7 @@ class FiniteStates:
     def inputs(self, feeds: Arrays) -> list[str]:
         """Return the fed floating-point inputs above a loss, and batches, that are no carried state."""
         fed = (name for name in feeds if name in self._fed and name not in self._states)
-        return [name for name in fed if feeds[name].dtype.kind not in "biu" and feeds[name].size]
+        return [name for name in fed if feeds[name].dtype.kind not in "biuO" and feeds[name].size]
 
     def find_infected(
         self, names: Collection[str], feeds: Arrays, following: Callable[[str], Any], run: Callable[[], Arrays]

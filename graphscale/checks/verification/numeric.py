@@ -14,7 +14,16 @@ from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.finite_states import poisoned
 from graphscale.checks.verification.promise import find_applied
-from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, Difference
+from graphscale.checks.verification.verify_report import (
+    FAILS,
+    HOLDS,
+    SKIPPED,
+    UNPROVED,
+    Case,
+    Check,
+    Difference,
+    same_bits,
+)
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.process.summary import few
@@ -28,9 +37,6 @@ MAGNITUDES = (1e3, 1e-3)  # magnitudes of the batches, beside 1
 # Number of gradients that are forced alone; with more, all are forced in groups as well, and inputs in groups only, so
 # that the number of runs has a limit. A proof says for each gradient that the finite check does not miss it.
 _MANY, _GROUPS = 100, 16
-# Both graphs round to a small type; the unit of float16 is 2**-11. Only the original loses numbers by underflow without
-# a scale.
-SMALL_TOLERANCE = 2.0**-7
 _KINDS = (math.nan, math.inf, -math.inf)
 _POISONED = 1e-5  # a saturated forward pass leaves small gradients, whose rounding depends on the scale
 
@@ -96,7 +102,7 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | 
     further = [*_other_sizes(bench, others, random, found), *_other_magnitudes(bench, feeder, batches[0])]
     found.comparable = _settle_randomness(bench, batches[0], found)
     if bench.pair.small:
-        found.tolerance = max(found.tolerance, SMALL_TOLERANCE)
+        found.tolerance = max(found.tolerance, bench.rounding)
         found.notes.append(
             f"the graph computes in a type smaller than float32: values are compared within {found.tolerance:g} of the "
             f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
@@ -186,7 +192,7 @@ def _settle_randomness(bench: Bench, feeds: Arrays, found: Measurements) -> bool
 
 def _same(bench: Bench, feeds: Arrays) -> bool:
     one, other = bench.original.run(feeds), bench.original.run(feeds)
-    return all(one.outputs[name].tobytes() == other.outputs[name].tobytes() for name in one.outputs)
+    return all(same_bits(array, other.outputs[name]) for name, array in one.outputs.items())
 
 
 def _compare_values(

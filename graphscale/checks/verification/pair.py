@@ -17,6 +17,7 @@ from graphscale.checks.diffing.match import match_models
 from graphscale.checks.patterns import input_at
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
+from graphscale.checks.verification.rounding_noise import find_small_types
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.order import check_order
@@ -38,8 +39,6 @@ from graphscale.step.understanding import understand
 from graphscale.targets import get_target
 
 __all__ = ["Pair", "check_names", "open_pair", "open_scaled"]
-
-_SMALL = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +156,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         kept=frozenset(update.input.name or "" for update in found.states if update.kept),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
         proved=not translation.graph,
-        small=_SMALL.intersection(value.dtype for node in first.graph.all_nodes() for value in node.outputs),
+        small=find_small_types(first.graph),
         notes=tuple(notes),
         dtype=None if mixed is None else str(mixed.dtype),
         lowered=lowered,

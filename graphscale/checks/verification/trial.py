@@ -18,7 +18,8 @@ import onnx_ir as ir
 from graphscale.checks.running.private import Copy, Results, Runner, find_unseeded
 from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.finite_states import FiniteStates, poisoned
-from graphscale.checks.verification.verify_report import compare_values, is_finite
+from graphscale.checks.verification.rounding_noise import allow_rounding, find_small_types
+from graphscale.checks.verification.verify_report import compare_values, is_finite, same_bits
 from graphscale.errors import VerifyError
 from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays
@@ -36,7 +37,6 @@ KINDS = (np.inf, np.nan)
 _MOST = 32  # inputs that are made non-finite
 # Allowed errors, relative to the largest element: a wrong value is far off, and rounding depends on the scale.
 _TOLERANCE, _SMALL_TOLERANCE = 2.0**-10, 2.0**-4
-_SMALL = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 class _UntriedError(Exception):
@@ -114,7 +114,8 @@ class _Trial:
         gradients, batches = ([values[n] for n in found[key] if n in values] for key in ("gradients", "batches"))
         self._watch = FiniteStates(prepared.graph, states, kept, self._losses, gradients, batches)
         self._seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(prepared.graph), 1)}
-        self._small = any(v.dtype in _SMALL for node in scaled.graph.all_nodes() for v in node.outputs)
+        small = find_small_types(scaled.graph)
+        self._tolerance, _ = allow_rounding(small, _SMALL_TOLERANCE if small else _TOLERANCE)
         try:
             self._feeder = self._make_feeder(prepared)
             self._original = self._load(originals[1:] if found["mixed"] else originals, "the original")
@@ -210,13 +211,12 @@ class _Trial:
 
     def _find_difference(self, got: Arrays) -> str | None:
         """Return the first difference of a step from the original."""
-        tolerance = _SMALL_TOLERANCE if self._small else _TOLERANCE
         is_applied, losses = self._is_applied(got), {value.name for value in self._losses}
         for name, wanted in self._expected.outputs.items():
             if name in got and (is_applied or name in losses):
                 if wanted.dtype.itemsize < got[name].dtype.itemsize:  # gradient_dtype
                     wanted = wanted.astype(got[name].dtype)
-                found = compare_values(name, wanted, got[name], "as in the original", tolerance, 2.0**-18)
+                found = compare_values(name, wanted, got[name], "as in the original", self._tolerance, 2.0**-18)
                 if (first := next(found, None)) is not None:
                     return str(first)
         return None
@@ -229,7 +229,7 @@ class _Trial:
     def _repeats(self) -> bool:
         """Return whether the original gives the same values again: it may draw random numbers in a body."""
         again = self._original.run(self._feeds).outputs
-        return all(array.tobytes() == again[name].tobytes() for name, array in self._expected.outputs.items())
+        return all(same_bits(array, again[name]) for name, array in self._expected.outputs.items())
 
     # --- numbers that are not finite ----------------------------------------------------------------------------------
 
