@@ -99,7 +99,7 @@ def test_texts_that_differ() -> None:
     feeds = {"names": np.asarray(["a", "b", "c", "d"])}
     report = verify(original, scaled, runs=1, numeric=True, feeds=feeds)
     (failure,) = report.failures
-    assert "same[0] is aa, not a (as in the original); 4 of 4 elements differ" in failure.detail
+    assert "[0] is aa, not a (as in the original); 4 of 4 elements differ" in failure.detail
 
 
 def test_texts_in_a_counterexample(tmp_path: Path) -> None:
