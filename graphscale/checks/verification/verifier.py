@@ -180,14 +180,7 @@ def verify(
     except VerifyError as error:
         return VerifyReport((*found.checks, Check("named values", FAILS, str(error), True)), tuple(notes))
     progress("proving the scaled graph", 0, 0)
-    is_known = not is_lowered(pair.step.model)
-    proofs = prove_again(pair) if is_known else [Check("proof of the file", UNPROVED, _LOWERED, True)]
-    # With `exact`, the translation says that nothing is proved of such a lowered file.
-    is_aside = numeric or (exact and not is_known)
-    found.checks += [
-        Check(each.name, SKIPPED, each.detail, True) if is_aside and each.status == UNPROVED else each
-        for each in proofs
-    ]
+    found.checks += _prove(pair, exact=exact, numeric=numeric)
     if derivatives:
         progress("comparing gradients with slopes", 0, 0)
         found.checks.append(_compare_with_slopes(original, given, hints, seed, dims or {}))
@@ -205,6 +198,15 @@ def verify(
                 raise
             found.checks.append(Check("numbers", FAILS, str(error)))
     return _report(found, pair)
+
+
+def _prove(pair: Pair, *, exact: bool, numeric: bool) -> list[Check]:
+    """Prove the file again; with `exact`, the translation says that a lowered file with other nodes is not proved."""
+    is_known = not is_lowered(pair.step.model)
+    proofs = prove_again(pair) if is_known else [Check("proof of the file", UNPROVED, _LOWERED, True)]
+    if not (numeric or (exact and not is_known)):
+        return proofs
+    return [Check(each.name, SKIPPED, each.detail, True) if each.status == UNPROVED else each for each in proofs]
 
 
 def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:
