@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.patterns import is_cast_of, skip_ordering
+from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
 from graphscale.checks.verification.finite_states import FiniteStates
 from graphscale.checks.verification.oracle import Oracle
@@ -19,8 +19,6 @@ from graphscale.checks.verification.verify_report import Case, Difference, compa
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.inference import dtypes_by_name
-from graphscale.graph.values import uses_of
-from graphscale.passes import CheckFinite
 from graphscale.policy.names import ScaledValue
 from graphscale.process.summary import few
 
@@ -66,7 +64,7 @@ class Bench:
         self.pair, self.oracle = pair, Oracle(pair)
         self._providers = providers
         self._on_gpu = any("CUDA" in str(provider) for provider in providers or ())
-        self._raw, quotients = self._find_gradients()
+        self._raw, quotients = pair.find_gradients()
         wanted = [gradient.name or "" for gradient in pair.analysis.gradients]
         # A sum with weight decay may have a name only in the scaled graph. For a gradient that is not found, that name
         # may belong to the scaled one.
@@ -82,7 +80,7 @@ class Bench:
         # The keys of a dict are ordered, and found at once.
         self._shown = dict.fromkeys(value.name or "" for value in pair.original.graph.outputs)
         self._shapes: dict[tuple[Any, ...], dict[str, tuple[int, ...]]] = {}
-        self._wholes = self._find_tested()
+        self._wholes = pair.find_tested()
         self.seeds, self._own_seeds, self._seeds = self._find_random()
         copy = self._original_copy()
         copy.show([*wanted, *self._wholes])
@@ -390,40 +388,7 @@ class Bench:
         everywhere = list(find_unseeded(graph.all_nodes()))
         return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
 
-    def _find_tested(self) -> list[str]:
-        """Find the operands of the finite check in the original, such as sums of gradients and weight decay."""
-        nodes = filter(CheckFinite.inserted, self.pair.step.graph if self.pair.proved else ())
-        read = {value for node in nodes for value in node.inputs}
-        values = (value for node in self.pair.nodes for value in node.outputs)
-        return [value.name or "" for value in values if self.pair.counterpart(value) in read]
-
-    def _find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Find the gradients in the scaled graph, with the scale and without, by their names in the original."""
-        raw: dict[str, str] = {}
-        quotients: dict[str, str] = {}
-        for gradient in self.pair.analysis.gradients:
-            value = self.pair.counterpart(gradient)
-            if value is not None and gradient.name:
-                raw[gradient.name] = value.name or ""
-                quotient = _quotient(value, self.pair.step.scale.value)
-                if quotient is not None:
-                    quotients[gradient.name] = quotient.name or ""
-        return raw, quotients
-
 
 def _result(results: Results, name: str, output: str | None) -> np.ndarray[Any, Any]:
     """Return the value of an output, or the one that a step left in a state."""
     return results.left[name] if output is None else results.outputs[output]
-
-
-def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
-    """Return a gradient divided by the scale; where the scale enters at the gradient itself, the divided product."""
-    pending = [(gradient, True)]
-    for value, times in pending:  # grows
-        for node, index in uses_of(value):
-            other = node.inputs[1 - index] if len(node.inputs) == 2 else None
-            if node.op_type == "Div" and index == 0 and is_cast_of(other, scale):
-                return node.outputs[0]
-            if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
-                pending.append((node.outputs[0], times and node.op_type == "Cast"))
-    return None

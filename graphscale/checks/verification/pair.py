@@ -14,7 +14,7 @@ from graphscale.analysis.report_reading import read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
-from graphscale.checks.patterns import input_at
+from graphscale.checks.patterns import input_at, is_cast_of
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
 from graphscale.checks.verification.rounding_noise import find_small_types
@@ -23,10 +23,10 @@ from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled
-from graphscale.graph.values import is_source, value_label, values_by_name
+from graphscale.graph.values import is_source, uses_of, value_label, values_by_name
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
-from graphscale.passes import replace_training_ops
+from graphscale.passes import CheckFinite, replace_training_ops
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
@@ -105,6 +105,39 @@ class Pair:
         other = self.nodes.get(node)
         index = value.index() or 0
         return None if other is None or index >= len(other.outputs) else other.outputs[index]
+
+    def find_tested(self) -> list[str]:
+        """Find the operands of the finite check in the original, such as sums of gradients and weight decay."""
+        nodes = filter(CheckFinite.inserted, self.step.graph if self.proved else ())
+        read = {value for node in nodes for value in node.inputs}
+        values = (value for node in self.nodes for value in node.outputs)
+        return [value.name or "" for value in values if self.counterpart(value) in read]
+
+    def find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Find the gradients in the scaled graph, with the scale and without, by their names in the original."""
+        raw: dict[str, str] = {}
+        quotients: dict[str, str] = {}
+        for gradient in self.analysis.gradients:
+            value = self.counterpart(gradient)
+            if value is not None and gradient.name:
+                raw[gradient.name] = value.name or ""
+                quotient = _quotient(value, self.step.scale.value)
+                if quotient is not None:
+                    quotients[gradient.name] = quotient.name or ""
+        return raw, quotients
+
+
+def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
+    """Return a gradient divided by the scale; where the scale enters at the gradient itself, the divided product."""
+    pending = [(gradient, True)]
+    for value, times in pending:  # grows
+        for node, index in uses_of(value):
+            other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+            if node.op_type == "Div" and index == 0 and is_cast_of(other, scale):
+                return node.outputs[0]
+            if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
+                pending.append((node.outputs[0], times and node.op_type == "Cast"))
+    return None
 
 
 def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Translation]:
