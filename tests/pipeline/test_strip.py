@@ -157,6 +157,15 @@ def test_one_after_the_other(name: str, emulate: bool) -> None:
     assert_strips(gs.strip(scaled), original)
 
 
+@pytest.mark.parametrize("folder", ["digits_adamw_clip", "digits_adamw_ir14"])
+def test_files_of_a_folder(folder: str, tmp_path: Path) -> None:
+    original = MODELS / "ort" / "artifacts" / folder
+    gs.scale_artifacts(original, tmp_path / "scaled", autocast="float16")
+    strip_file(tmp_path / "scaled", tmp_path / "stripped")
+    for path in original.glob("*.onnx"):
+        assert (tmp_path / "stripped" / path.name).read_bytes() == path.read_bytes()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("target", ["onnx", "ort-training"])
 @pytest.mark.parametrize("folder", sorted(path.name for path in (MODELS / "ort" / "artifacts").iterdir()))

@@ -108,8 +108,8 @@ def scale_artifacts(
     artifacts = read_folder(folder)
     training, evaluation, optimizer = artifacts.models.values()
     with contextlib.ExitStack() as stack:
-        for model in artifacts.models.values():
-            stack.enter_context(record_original(model))
+        for name, model in artifacts.models.items():
+            stack.enter_context(record_original(model, artifacts.protos[name]))
         warnings = [*repair_versions(artifacts, chosen), *prepare(training)]
         mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
         if mixed is not None:
