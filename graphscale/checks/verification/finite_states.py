@@ -57,7 +57,9 @@ class FiniteStates:
         scalars = (v for v in graph.outputs if is_float(v) and is_scalar(v) and v.name not in following)
         # The ends of the forward pass: the losses, and further scalars, such as the loss of a validation batch.
         above = ancestors(dict.fromkeys((*losses, *scalars)))
-        self._fed = self._trained | {value.name for value in batches}
+        nexts = (value for value in graph.outputs if value.name in following)
+        read = above | ancestors(dict.fromkeys(nexts))
+        self._fed = self._trained | {value.name for value in read.intersection(batches)}
         # Above a scalar that may be a loss, tensors: other scalars may be its average.
         self._parameters = self._trained | {value.name for value in above if not is_scalar(value)}
 
