@@ -26,12 +26,13 @@ def strip(
     """
     from graphscale.files import saving
     from graphscale.ort.artifacts.strip_folder import strip_artifacts
-    from graphscale.stripping import strip as strip_model
+    from graphscale.stripping import strip_with_proto
 
     if is_folder(scaled, output, False, {}, marked=False):
         names = list(strip_artifacts(scaled, output, force=force))
     else:
-        saving.save(strip_model(scaled), output)
+        model, proto = strip_with_proto(scaled)
+        saving.save(model, output, proto)
         names = [output.name]
     print_json(lambda: {"output": str(output), "models": names})
     say(f"{scaled} without graphscale -> {output}")

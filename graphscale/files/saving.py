@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ _PIECE = 2**30  # bytes
 
 
 @paused_collector(builds=False)
-def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str], proto: onnx.ModelProto | None = None) -> None:
     """Write a model atomically: an existing file, and its weights, are replaced only by complete ones.
 
     Weights in external files stay there if the model is written into the same folder; elsewhere they are copied to
@@ -38,14 +39,23 @@ def save(model: ir.Model | onnx.ModelProto, path: str | os.PathLike[str]) -> Non
     holds weights of the replaced file, the new weights are written to `NAME.data.new` and then copied over `NAME.data`;
     if the disk refuses the copy, `NAME.data.new` remains.
 
+    Args:
+        model: the model.
+        path: the file.
+        proto: the model as it is written where its weights stay; by default as onnx_ir writes it.
+
     Raises:
         OutputError: the folder does not exist, or cannot be written.
     """
-    save_all([model], [path])
+    save_all([model], [path], [proto])
 
 
 @paused_collector(builds=False)
-def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str | os.PathLike[str]]) -> None:
+def save_all(
+    models: Sequence[ir.Model | onnx.ModelProto],
+    paths: Sequence[str | os.PathLike[str]],
+    protos: Sequence[onnx.ModelProto | None] = (),
+) -> None:
     """Write models as `save` does: all or none of them, except where weights move to files beside them.
 
     Raises:
@@ -64,7 +74,7 @@ def save_all(models: Sequence[ir.Model | onnx.ModelProto], paths: Sequence[str |
             for model, target, moves in zip(held, targets, moving, strict=True):
                 _save_pair(model, target) if moves else _write_models([model], [target])
         else:
-            _write_models(held, targets)
+            _write_models(held, targets, protos)
     except OSError as error:
         raise OutputError(f"cannot write {', '.join(map(str, paths))}: {error.strerror or error}") from error
     except ir.serde.SerdeError as error:
@@ -123,10 +133,12 @@ def _find_locations(path: Path) -> set[str]:
     return {entry.value for entry in entries if entry.key == "location"}
 
 
-def _write_models(models: Sequence[ir.Model], targets: Sequence[Path]) -> None:
+def _write_models(
+    models: Sequence[ir.Model], targets: Sequence[Path], protos: Sequence[onnx.ModelProto | None] = ()
+) -> None:
     with write_files(*targets) as files:
-        for model, file in zip(models, files, strict=True):
-            file.write_bytes(to_proto(model).SerializeToString())
+        for model, file, proto in itertools.zip_longest(models, files, protos):
+            file.write_bytes((proto or to_proto(model)).SerializeToString())
 
 
 def _write_pair(model: ir.Model, target: Path, weights: Path, replaces: bool = False) -> None:

@@ -54,8 +54,7 @@ def keep_training_info(proto: onnx.ModelProto, model: ir.Model, name: str) -> No
 
 def training_info_of(model: ir.Model) -> Sequence[onnx.TrainingInfoProto]:
     """Return the `training_info` that is kept with a model."""
-    infos: Sequence[onnx.TrainingInfoProto] = model.meta.get(_KEY, ())
-    return infos
+    return model.meta.get(_KEY, ())  # type: ignore[no-any-return]
 
 
 def copy_training_info(source: ir.Model, copy: ir.Model) -> None:
@@ -78,6 +77,9 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Turn a model into a ModelProto, with its `training_info` and its nameless results."""
     proto = ir.to_proto(model)
     proto.training_info.extend(training_info_of(model))
+    for metadata in (tensor.metadata_props for tensor in proto.graph.initializer):  # onnx_ir writes it twice
+        if metadata[: len(metadata) // 2] == metadata[len(metadata) // 2 :]:
+            del metadata[len(metadata) // 2 :]
     for i, node in enumerate(model.graph):
         if node.outputs and not node.outputs[-1].name:
             written = proto.graph.node[i].output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from graphscale.files.model_files import from_proto
 from graphscale.files.model_size import parse_model
 from graphscale.graph.original import ORIGINAL_KEY
 
-__all__ = ["find_references", "restore_original"]
+__all__ = ["find_references", "restore_original", "restore_with_proto"]
 
 # Graphs shrink to a fifth, and have about one field for each packed byte. A record with many more was made to fill the
 # memory. The limits of bytes and nodes allow small records a part of the limits.
@@ -33,7 +33,6 @@ def _naming_damage() -> Iterator[None]:
         raise ModelFileError(one_line(error)) from error
 
 
-@_naming_damage()
 def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Model:
     """Unpack the original of a rewritten model, with the initializers' content from the rewritten model.
 
@@ -46,6 +45,24 @@ def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Mode
         ModelFileError: the original is missing or damaged, or the rewritten model lacks an input or an initializer of
             it.
     """
+    return _restore(model, others)[0]
+
+
+def restore_with_proto(model: ir.Model) -> tuple[ir.Model, onnx.ModelProto]:
+    """Unpack the original as `restore_original`, and as the recorded ModelProto, in the form of its writer."""
+    original, proto, tensors = _restore(model, None)
+    for reference in _references(proto):
+        name, tensor = reference.name, tensors[reference.name]
+        reference.CopyFrom(tensor.raw if isinstance(tensor, ir.TensorProtoTensor) else ir.to_proto(tensor))
+        reference.name = name
+    return original, proto
+
+
+@_naming_damage()
+def _restore(
+    model: ir.Model, others: ir.Graph | None
+) -> tuple[ir.Model, onnx.ModelProto, Mapping[str, ir.TensorProtocol]]:
+    """Return the original, its record, and the content of initializers that the record lacks."""
     proto = _read_record(model)
     inputs = {value.name for value in model.graph.inputs}
     for value in proto.graph.input:
@@ -55,7 +72,7 @@ def restore_original(model: ir.Model, others: ir.Graph | None = None) -> ir.Mode
     original = from_proto(proto, "the original in its metadata", held=tensors)
     for name, tensor in tensors.items():
         original.graph.initializers[name].const_value = tensor
-    return original
+    return original, proto, tensors
 
 
 @_naming_damage()

@@ -96,6 +96,8 @@ class DynamicRule:
             if getattr(self, name) not in choices:
                 wanted = ", ".join(map(repr, choices))
                 raise InvalidLossScaleError(f"{name} must be one of {wanted}; got {getattr(self, name)!r}")
+        if self.steps_to_growth > MAX_COUNT:  # float32 counts no further
+            raise InvalidLossScaleError("growth_delay='always' needs an increment_period below 2**24 steps")
         return checked
 
     @property

@@ -210,6 +210,6 @@ def test_the_model_given_keeps_its_names() -> None:
     before = model.SerializeToString()
     scaled = gs.scale(model)
     assert model.SerializeToString() == before
-    assert gs.strip(scaled.model) == ir.to_proto(ir.from_proto(model))
+    assert gs.strip(scaled.model) == model
     gs.verify(model, scaled, runs=0)
     assert model.SerializeToString() == before

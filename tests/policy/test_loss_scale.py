@@ -115,6 +115,13 @@ def test_the_limits_themselves_are_accepted() -> None:
     assert (limits(), limits.increment_period) == (1, 2**24)
 
 
+def test_one_more_step_than_float32_counts_is_refused() -> None:
+    """`good_steps` is float32 in graphs that are written in place: the scale would never grow."""
+    with pytest.raises(InvalidLossScaleError, match=r"growth_delay='always' needs an increment_period below 2\*\*24"):
+        gs.DynamicLossScale(increment_period=2**24, growth_delay="always")
+    assert gs.DynamicLossScale(increment_period=2**24 - 1, growth_delay="always").increment_period == 2**24 - 1
+
+
 def test_an_error_is_a_value_error_and_a_graphscale_error() -> None:
     assert issubclass(InvalidLossScaleError, ValueError)
     assert issubclass(InvalidLossScaleError, gs.GraphscaleError)

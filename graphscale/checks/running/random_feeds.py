@@ -81,7 +81,8 @@ class Feeder:
         inputs.update({name: graph.initializers[name] for name in self._first})
         optional = {name for name in inputs if name in graph.initializers and name not in states}
         self._values = {name: value for name, value in inputs.items() if name not in optional or name in given}
-        self._given = {name: np.asarray(array) for name, array in given.items() if name in self._values}
+        arrays = {name: np.asarray(array) for name, array in given.items() if name in self._values}
+        self._given = {n: array.astype(object) if array.dtype.kind == "U" else array for n, array in arrays.items()}
         self._sizes = self._known_sizes(dims)
         self._resets = find_reset_flags(graph)
         # The loss does not depend on moments, and a second moment is never negative.
@@ -112,6 +113,8 @@ class Feeder:
             return _vary(self._first[name], random)
         dtype, shape = _numpy_dtype(value), self._shape(value)
         limit = self._limits[name]
+        if value.dtype is ir.DataType.STRING:  # texts that are numbers as well
+            return np.asarray(random.integers(0, _FEW, shape)).astype(str).astype(object)
         if dtype == np.bool_:
             return random.integers(0, 2, shape).astype(np.bool_)
         if limit is not None:
@@ -193,8 +196,8 @@ def _axis_names(value: ir.Value) -> list[str | None]:
 
 
 def _numpy_dtype(value: ir.Value) -> Any:
-    if value.dtype is None or value.dtype is ir.DataType.STRING:
-        raise VerifyError(f"the input {value.name!r} is no tensor of numbers, which cannot be drawn")
+    if value.dtype is None:
+        raise VerifyError(f"the input {value.name!r} is no tensor, which cannot be drawn")
     return value.dtype.numpy()
 
 

@@ -9,31 +9,33 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.patterns import is_cast_of, skip_ordering
+from graphscale.checks.patterns import skip_ordering
 from graphscale.checks.running.private import Copy, Results, Runner, extract, find_unseeded
+from graphscale.checks.verification.finite_states import FiniteStates
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair
-from graphscale.checks.verification.rounding_noise import RoundingNoise
+from graphscale.checks.verification.rounding_noise import RoundingNoise, allow_rounding
 from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.inference import dtypes_by_name
-from graphscale.graph.values import uses_of
-from graphscale.passes import CheckFinite
 from graphscale.policy.names import ScaledValue
+from graphscale.process.summary import few
 
 __all__ = ["Bench"]
 
-# Below its normal numbers, float16 rounds to multiples of 2**-24, and a gradient is a sum of many such numbers: the
-# original loses differences up to this without a scale. bfloat16 has the exponents of float32, whose subnormal numbers
-# are multiples of 2**-149. An update may enlarge such a difference: a division by the root of a second moment that
-# underflows and an epsilon of 1e-8 by 1e8. There is no bound for it, so that the original's own update decides.
-UNDERFLOW, FLOAT32_UNDERFLOW = 2.0**-18, 2.0**-130
+# A gradient in float32 is a sum of multiples of 2**-149. An update may enlarge a difference: a division by the root of
+# a second moment that underflows and an epsilon of 1e-8 by 1e8. There is no bound for it, so that the original's own
+# update decides.
+FLOAT32_UNDERFLOW = 2.0**-130
 # A backward pass in float32 with gradients below the first number does not overflow at scales up to the second.
 MODEST, MODEST_SCALE = 2.0**10, 2.0**24
 # Sources of expectations.
-ORIGINAL, OLD = "as in the original", "as before the step"
+ORIGINAL, OLD, FINITE = "as in the original", "as before the step", "finite before the step"
 RULE, TELEMETRY, PLAIN = "by the rule of the loss scale", "from its gradients", "in the plain form"
+# Both graphs round to a small type; the unit of float16 is 2**-11. Only the original loses numbers by underflow without
+# a scale.
+SMALL_TOLERANCE = 2.0**-7
 # A lowered step unscales elsewhere: a subnormal intermediate number may be rounded.
 SUBNORMAL = 2.0**-120
 
@@ -52,14 +54,17 @@ class Bench:
         seeds: number of random operators with an added seed; None if some cannot get one.
         replaced: number of replaced `IsAllFinite` operators, for the CPU.
         any_finite: True if a step of both graphs had finite gradients.
+        rounding: least tolerance, for the rounding of types smaller than float32.
         lost: allowed error of values for underflow in the original, with a tolerance.
+        finite_states: the states that a number in the batch must not make non-finite.
+        stored: the states that the original itself makes non-finite, with the inputs of which it does so.
     """
 
     def __init__(self, pair: Pair, providers: Sequence[Any] | None) -> None:
         self.pair, self.oracle = pair, Oracle(pair)
         self._providers = providers
         self._on_gpu = any("CUDA" in str(provider) for provider in providers or ())
-        self._raw, quotients = self._find_gradients()
+        self._raw, quotients = pair.find_gradients()
         wanted = [gradient.name or "" for gradient in pair.analysis.gradients]
         # A sum with weight decay may have a name only in the scaled graph. For a gradient that is not found, that name
         # may belong to the scaled one.
@@ -71,17 +76,22 @@ class Bench:
         self.feeds_scale = pair.proved or pair.step.scale.value.is_graph_input()
         self.replaced = 0
         self.any_finite = False
-        self.lost = UNDERFLOW if ir.DataType.FLOAT16 in pair.small else 0.0
+        self.rounding, self.lost = allow_rounding(pair.small, SMALL_TOLERANCE if pair.small else 0.0)
         # The keys of a dict are ordered, and found at once.
         self._shown = dict.fromkeys(value.name or "" for value in pair.original.graph.outputs)
         self._shapes: dict[tuple[Any, ...], dict[str, tuple[int, ...]]] = {}
-        self._wholes = self._find_tested()
+        self._wholes = pair.find_tested()
         self.seeds, self._own_seeds, self._seeds = self._find_random()
         copy = self._original_copy()
         copy.show([*wanted, *self._wholes])
         self._runners: list[Runner] = []
         self.original = self._make_runner(copy.model, "the original")
         self._originals = [self.original]
+        found = pair.analysis
+        self.finite_states = FiniteStates(
+            pair.original.graph, pair.states, pair.kept, found.losses, found.gradients, set(found.batches)
+        )
+        self.stored: dict[str, str] = {}
         self._noise = RoundingNoise(copy.model, self.original, pair.states) if pair.small else None
         self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
         self._lowered: Runner | None = None
@@ -203,18 +213,40 @@ class Bench:
         return all(np.abs(array).max(initial=0.0) < MODEST for array in arrays)
 
     def _evaluate_poison(self, case: Case) -> Iterator[Difference]:
-        """Compare a step with non-finite inputs: the file's own flag decides whether it is applied."""
+        """Compare a step with inputs that are not finite.
+
+        The gradients of both graphs decide whether it is applied. Where these are finite, and another result of the
+        original is not, the file may check that, too. In any case states stay finite, but for the original's own doing.
+        """
         assert self.pair.step.all_finite is not None
         expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
         gradients, name = self._unscaled(got), self.pair.step.all_finite.name or ""
-        finite = bool(np.all(got.outputs[name]))
+        names = (*self.gradients, *self.lacking, *self._wholes)
+        known = (*gradients.values(), *(expected.outputs[n] for n in names if n in expected.outputs))
+        finite = all(map(is_finite, known))
         results = (*expected.outputs.values(), *(expected.left[s] for s, o in self.pair.states.items() if o is None))
-        if finite and not all(map(is_finite, gradients.values())):
-            yield Difference(name, np.asarray(False), got.outputs[name], "a gradient is not finite")
-        if not finite and all(map(is_finite, results)):
-            yield Difference(name, np.asarray(True), got.outputs[name], "all values of the original are finite")
+        if finite and not all(map(is_finite, results)):
+            finite = bool(np.all(got.outputs[name]))
+        elif finite != bool(np.all(got.outputs[name])):
+            why = "all values of the original are finite" if finite else "a gradient is not finite"
+            yield Difference(name, np.asarray(finite), got.outputs[name], why)
+        yield from self._find_infected(case, expected, got)
         yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
+
+    def _find_infected(self, case: Case, expected: Results, got: Results) -> Iterator[Difference]:
+        """Yield states that only a number of the batch makes non-finite."""
+        bad = [name for name, array in case.feeds.items() if not is_finite(array)]
+        if not {*bad} <= {*self.finite_states.inputs(case.feeds)} or self.oracle.applies(case.feeds, False):
+            return
+        following = {name: array for name in self.pair.states if (array := self._next(name, got)) is not None}
+        for state, is_own in self.finite_states.find_infected(bad, case.feeds, following.get, lambda: expected.outputs):
+            if is_own:
+                self.stored.setdefault(state, few([*map(repr, bad)], 1))
+            else:
+                array = following[state]
+                finite = np.where(np.isfinite(array.astype(np.float64)), array, case.feeds[state])
+                yield Difference(f"{state}.next", finite.astype(array.dtype), array, FINITE)
 
     def _evaluate_effects(self, case: Case, got: Results, finite: bool, gradients: Arrays) -> Iterator[Difference]:
         """Compare the state of a skipped step, the state of the loss scale, and telemetry."""
@@ -287,22 +319,26 @@ class Bench:
 
     def _evaluate_rule(self, case: Case) -> Iterator[Difference]:
         runner, given, names = self._rule
-        got = runner.run({**case.feeds, given: np.asarray(case.finite)}).outputs
+        got = runner.run({**case.feeds, **dict.fromkeys(given, np.asarray(case.finite))}).outputs
         for role, value in self.oracle.rule_alone(case.feeds, case.finite).items():
             if role in names:  # otherwise it has no next value, which the proof has reported
                 yield from compare_values(names[role], value, got[names[role]], RULE, None)
 
     @functools.cached_property
-    def _rule(self) -> tuple[Runner, str, dict[ScaledValue, str]]:
-        scale, given = self.pair.step.scale, self.pair.step.all_finite
+    def _rule(self) -> tuple[Runner, list[str], dict[ScaledValue, str]]:
+        step, scale = self.pair.step, self.pair.step.scale
+        given = [*dict.fromkeys(flag for flag in (step.all_finite, step.guard) if flag is not None)]
         nexts = {role: skip_ordering(value) for role, value in scale.next.items()}
         nexts |= {} if scale.stuck is None else {ScaledValue.STUCK: scale.stuck}
-        assert given is not None
         if not nexts:
             raise VerifyError("the metadata of the scaled graph name no next value of the loss scale")
-        rule = extract(self.pair.step.model, [*nexts.values()], [given])
+        rule = extract(step.model, [*nexts.values()], given)
         names = {role: value.name or "" for role, value in nexts.items()}
-        return self._make_runner(rule, "the update rule"), given.name or "", names
+        runner, flags = self._make_runner(rule, "the update rule"), [flag.name or "" for flag in given]
+        others = runner.required.difference(flags, (value.name for value in scale.states.values()))
+        if others:
+            raise VerifyError(f"the update rule reads the input {min(others)!r}")
+        return runner, flags, names
 
     # --- preparation ------------------------------------------------------------------------------------------------
 
@@ -352,40 +388,7 @@ class Bench:
         everywhere = list(find_unseeded(graph.all_nodes()))
         return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
 
-    def _find_tested(self) -> list[str]:
-        """Find the operands of the finite check in the original, such as sums of gradients and weight decay."""
-        nodes = filter(CheckFinite.inserted, self.pair.step.graph if self.pair.proved else ())
-        read = {value for node in nodes for value in node.inputs}
-        values = (value for node in self.pair.nodes for value in node.outputs)
-        return [value.name or "" for value in values if self.pair.counterpart(value) in read]
-
-    def _find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Find the gradients in the scaled graph, with the scale and without, by their names in the original."""
-        raw: dict[str, str] = {}
-        quotients: dict[str, str] = {}
-        for gradient in self.pair.analysis.gradients:
-            value = self.pair.counterpart(gradient)
-            if value is not None and gradient.name:
-                raw[gradient.name] = value.name or ""
-                quotient = _quotient(value, self.pair.step.scale.value)
-                if quotient is not None:
-                    quotients[gradient.name] = quotient.name or ""
-        return raw, quotients
-
 
 def _result(results: Results, name: str, output: str | None) -> np.ndarray[Any, Any]:
     """Return the value of an output, or the one that a step left in a state."""
     return results.left[name] if output is None else results.outputs[output]
-
-
-def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
-    """Return a gradient divided by the scale; where the scale enters at the gradient itself, the divided product."""
-    pending = [(gradient, True)]
-    for value, times in pending:  # grows
-        for node, index in uses_of(value):
-            other = node.inputs[1 - index] if len(node.inputs) == 2 else None
-            if node.op_type == "Div" and index == 0 and is_cast_of(other, scale):
-                return node.outputs[0]
-            if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
-                pending.append((node.outputs[0], times and node.op_type == "Cast"))
-    return None

@@ -28,6 +28,7 @@ def save_case(case: Case, path: str | os.PathLike[str]) -> None:
     """
     small = [name for name, array in case.feeds.items() if array.dtype == ml_dtypes.bfloat16]
     arrays: dict[str, Any] = {f"{_FEED}{n}": a.view(np.uint16) if n in small else a for n, a in case.feeds.items()}
+    arrays = {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in arrays.items()}
     arrays[_CASE] = np.asarray(json.dumps({**case.to_dict(), "bfloat16": small}))
     with writing.write_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
@@ -45,6 +46,7 @@ def load_case(path: str | os.PathLike[str]) -> Case:
     try:
         fields = json.loads(str(arrays.pop(_CASE)))
         feeds = {name.removeprefix(_FEED): array for name, array in arrays.items() if name.startswith(_FEED)}
+        feeds = {name: array.astype(object) if array.dtype.kind == "U" else array for name, array in feeds.items()}
         for name in fields.pop("bfloat16"):
             feeds[name] = feeds[name].view(ml_dtypes.bfloat16)
         number = None if fields["number"] is None else float(fields["number"])

@@ -12,8 +12,18 @@ import numpy as np
 
 from graphscale.checks.running.random_feeds import STYLES, Feeder
 from graphscale.checks.verification.bench import Bench
+from graphscale.checks.verification.finite_states import poisoned
 from graphscale.checks.verification.promise import find_applied
-from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, Difference
+from graphscale.checks.verification.verify_report import (
+    FAILS,
+    HOLDS,
+    SKIPPED,
+    UNPROVED,
+    Case,
+    Check,
+    Difference,
+    same_bits,
+)
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.process.summary import few
@@ -27,9 +37,6 @@ MAGNITUDES = (1e3, 1e-3)  # magnitudes of the batches, beside 1
 # Number of gradients that are forced alone; with more, all are forced in groups as well, and inputs in groups only, so
 # that the number of runs has a limit. A proof says for each gradient that the finite check does not miss it.
 _MANY, _GROUPS = 100, 16
-# Both graphs round to a small type; the unit of float16 is 2**-11. Only the original loses numbers by underflow without
-# a scale.
-SMALL_TOLERANCE = 2.0**-7
 _KINDS = (math.nan, math.inf, -math.inf)
 _POISONED = 1e-5  # a saturated forward pass leaves small gradients, whose rounding depends on the scale
 
@@ -95,7 +102,7 @@ def measure(found: Measurements, bench: Bench, feeder: Feeder, others: Feeder | 
     further = [*_other_sizes(bench, others, random, found), *_other_magnitudes(bench, feeder, batches[0])]
     found.comparable = _settle_randomness(bench, batches[0], found)
     if bench.pair.small:
-        found.tolerance = max(found.tolerance, SMALL_TOLERANCE)
+        found.tolerance = max(found.tolerance, bench.rounding)
         found.notes.append(
             f"the graph computes in a type smaller than float32: values are compared within {found.tolerance:g} of the "
             f"largest element of each tensor{f' and {bench.lost:.1g}, which may underflow' if bench.lost else ''}"
@@ -185,7 +192,7 @@ def _settle_randomness(bench: Bench, feeds: Arrays, found: Measurements) -> bool
 
 def _same(bench: Bench, feeds: Arrays) -> bool:
     one, other = bench.original.run(feeds), bench.original.run(feeds)
-    return all(one.outputs[name].tobytes() == other.outputs[name].tobytes() for name in one.outputs)
+    return all(same_bits(array, other.outputs[name]) for name, array in one.outputs.items())
 
 
 def _compare_values(
@@ -281,7 +288,10 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
         return
     feeds = feeder.without_resets(batch)
     inputs = [each for each, array in feeds.items() if array.dtype.kind == "f" and array.size]
-    groups = [inputs[i::_GROUPS] for i in range(_GROUPS)] if len(inputs) > _MANY else [[each] for each in inputs]
+    batch_inputs = bench.finite_states.inputs(feeds)
+    parts = [[each for each in inputs if (each in batch_inputs) is of_batch] for of_batch in (True, False)]
+    size = _GROUPS if len(inputs) > _MANY else len(inputs)
+    groups = [group for part in parts for i in range(size) if (group := part[i::size])]
 
     stopped: list[str] = []
 
@@ -289,12 +299,11 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
         starts = itertools.cycle(bench.oracle.starts())
         # A step with random numbers from seeds needs a session for each run.
         kinds = _KINDS[:1] if bench.original.fresh else _KINDS
-        for (i, group), number in itertools.product(enumerate(groups), kinds):
-            poisoned = {each: feeds[each].copy() for each in group}
-            for array in poisoned.values():
-                array.reshape(-1)[(0, array.size // 2, array.size - 1)[i % 3]] = number
+        for group, number in itertools.product(groups, kinds):
             start = bench.with_scale(next(starts), POWERS[1])
-            case = Case("poison", {**feeds, **poisoned, **start}, tolerance=max(found.tolerance, _POISONED))
+            case = Case(
+                "poison", {**poisoned(feeds, group, number), **start}, tolerance=max(found.tolerance, _POISONED)
+            )
             try:
                 bench.original.run(case.feeds)
             except VerifyError:  # an index computed from it is out of range
@@ -303,6 +312,9 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
                 yield case
 
     found.try_all(name, cases(), bench, f"runs, of {len(inputs)} inputs with nan, inf or -inf")
+    if bench.stored:
+        stored = few([f"{state!r} with {names}" for state, names in bench.stored.items()], 2)
+        found.notes.append(f"the original itself stores numbers that are not finite, and so does the file: {stored}")
     if stopped:
         found.notes.append(
             f"the original cannot run with {few(stopped, 3)}: such a batch stops the scaled step as well, "

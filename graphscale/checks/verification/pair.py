@@ -14,18 +14,19 @@ from graphscale.analysis.report_reading import read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
 from graphscale.checks.diffing.match import match_models
-from graphscale.checks.patterns import input_at
+from graphscale.checks.patterns import input_at, is_cast_of
 from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
+from graphscale.checks.verification.rounding_noise import find_small_types
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
 from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
 from graphscale.graph.stamp import Stamp, is_scaled
-from graphscale.graph.values import is_source, value_label, values_by_name
+from graphscale.graph.values import is_source, uses_of, value_label, values_by_name
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
-from graphscale.passes import replace_training_ops
+from graphscale.passes import CheckFinite, replace_training_ops
 from graphscale.passes.lower_precision import find_roundable
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
@@ -39,8 +40,6 @@ from graphscale.step.understanding import understand
 from graphscale.targets import get_target
 
 __all__ = ["Pair", "check_names", "open_pair", "open_scaled"]
-
-_SMALL = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,8 @@ class Pair:
         small: the types below float32 in the original, in the mixed precision of the scaled one.
         notes: facts for the user.
         dtype: the type of the mixed precision that scaling put the original into; None without it.
-        lowered: a lowered file; then `step` is that of its expected plain form, with the same initial values.
+        lowered: a lowered file with the expected nodes; then `step` is that of its plain form, with the same initial
+            values.
         wide: the original before mixed precision; None without it.
         roundable: the names of its values that mixed precision may compute in a small type.
     """
@@ -111,6 +111,39 @@ class Pair:
         index = value.index() or 0
         return None if other is None or index >= len(other.outputs) else other.outputs[index]
 
+    def find_tested(self) -> list[str]:
+        """Find the operands of the finite check in the original, such as sums of gradients and weight decay."""
+        nodes = filter(CheckFinite.inserted, self.step.graph if self.proved else ())
+        read = {value for node in nodes for value in node.inputs}
+        values = (value for node in self.nodes for value in node.outputs)
+        return [value.name or "" for value in values if self.counterpart(value) in read]
+
+    def find_gradients(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Find the gradients in the scaled graph, with the scale and without, by their names in the original."""
+        raw: dict[str, str] = {}
+        quotients: dict[str, str] = {}
+        for gradient in self.analysis.gradients:
+            value = self.counterpart(gradient)
+            if value is not None and gradient.name:
+                raw[gradient.name] = value.name or ""
+                quotient = _quotient(value, self.step.scale.value)
+                if quotient is not None:
+                    quotients[gradient.name] = quotient.name or ""
+        return raw, quotients
+
+
+def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
+    """Return a gradient divided by the scale; where the scale enters at the gradient itself, the divided product."""
+    pending = [(gradient, True)]
+    for value, times in pending:  # grows
+        for node, index in uses_of(value):
+            other = node.inputs[1 - index] if len(node.inputs) == 2 else None
+            if node.op_type == "Div" and index == 0 and is_cast_of(other, scale):
+                return node.outputs[0]
+            if node.op_type == "Cast" or (times and node.op_type == "Mul" and other is scale):
+                pending.append((node.outputs[0], times and node.op_type == "Cast"))
+    return None
+
 
 def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Translation]:
     """Read both graphs, analyse the original, and scale it again.
@@ -142,7 +175,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         hints = dataclasses.replace(hints, roles=Answers.of(hints.roles).merge(accepted=True))
     translation = validate_translation(first, step, hints)
     lowered = None
-    if is_lowered(second):
+    if is_lowered(second) and not translation.graph:  # one with other nodes is judged as it stands
         lowered, second = second, _expected_plain_form(translation.expected, second)
     prepare(first, hints)
     replace_training_ops(first, get_target(translation.claims.target))
@@ -150,7 +183,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
     if stamp.accepted:
         notes.append(f"the proposed roles of {few(stamp.accepted)} were accepted when the original was scaled")
     wide, roundable = None, frozenset[str]()
-    if mixed is not None and not _small_types(first):
+    if mixed is not None and not find_small_types(first.graph):
         wide, roundable = first.clone(), frozenset(find_roundable(understand(first, hints), mixed))
     if mixed is not None:
         dataclasses.replace(mixed, target=translation.claims.target).rewrite(first, hints)
@@ -163,18 +196,14 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         states=_find_states(found),
         kept=frozenset(update.input.name or "" for update in found.states if update.kept),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
-        proved=not translation.graph or lowered is not None,
-        small=_small_types(first),
+        proved=not translation.graph,
+        small=find_small_types(first.graph),
         notes=tuple(notes),
         dtype=None if mixed is None else str(mixed.dtype),
         lowered=lowered,
         wide=wide,
         roundable=roundable,
     ), translation
-
-
-def _small_types(model: ir.Model) -> frozenset[ir.DataType]:
-    return _SMALL.intersection(value.dtype for node in model.graph.all_nodes() for value in node.outputs)
 
 
 def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:

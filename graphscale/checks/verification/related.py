@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 
@@ -17,6 +16,7 @@ from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import RELATION, SKIPPED, UNPROVED, Check
 from graphscale.graph.values import is_scalar, values_by_name
+from graphscale.lowering.lower_model import is_lowered
 from graphscale.policy.names import ScaledValue
 
 __all__ = ["relate"]
@@ -45,22 +45,22 @@ def _compare_with_original(pair: Pair) -> Iterator[Check]:
     """
     original = pair.original
 
-    def compare(*, rounds: bool) -> list[Relation]:
-        model, given = pair.lowered or pair.step.model, _applied(pair)
+    def compare(model: ir.Model, *, rounds: bool) -> list[Relation]:
+        given = _applied(pair, model)
         return [Relation(original, model, (no_numbers, case), pair.states, rounds=rounds) for case in given]
 
-    relations = compare(rounds=False)
+    model = pair.lowered or pair.step.model
+    relations = compare(model, rounds=False)
     found = exact = [each for case in relations for each in case.find_differences()]
     if exact:
-        relations = compare(rounds=True)
+        relations = compare(model, rounds=True)
         found = [each for case in relations for each in case.find_differences()]
-    found = [*_find_moved(original.graph, (pair.lowered or pair.step.model).graph), *found]
+    found = [*_find_moved(original.graph, model.graph), *found]
     what = f"{len(original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
     yield Check.proved(RELATION, found, what + (", up to layouts and rounding" if exact else ""), UNPROVED)
-    relation = relations[0]
     if pair.lowered is not None:  # whose plain form has the places of the scale
-        (plain,) = _applied(dataclasses.replace(pair, lowered=None))
-        relation = Relation(original, pair.step.model, (no_numbers, plain), pair.states, rounds=bool(exact))
+        relations = compare(pair.step.model, rounds=bool(exact))
+    relation = relations[0]
     coverage, topology = pair.analysis.coverage, pair.analysis.topology
     assert topology is not None
     nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is pair.analysis.graph]
@@ -91,7 +91,8 @@ def _find_untested_terms(pair: Pair, relation: Relation) -> Iterator[str]:
 
 def _compare_with_float32(pair: Pair, wide: ir.Model) -> Check:
     """Compare a file in mixed precision with the float32 original, its casts left out where it may round."""
-    model, narrow, given = pair.lowered or pair.step.model, ir.DataType[str(pair.dtype).upper()], _applied(pair)
+    model, narrow = pair.lowered or pair.step.model, ir.DataType[str(pair.dtype).upper()]
+    given = _applied(pair, model)
 
     def compare(*, rounds: bool) -> tuple[list[str], int]:
         found, count = list[str](), 0
@@ -108,7 +109,7 @@ def _compare_with_float32(pair: Pair, wide: ir.Model) -> Check:
     return Check.proved("equal to the float32 original", found, what, UNPROVED)
 
 
-def _applied(pair: Pair) -> list[Given]:
+def _applied(pair: Pair, model: ir.Model) -> list[Given]:
     """Give numbers to the scale and the flags of an applied step; a lowered step has one case for each branch."""
     names = pair.step.stamp.names
     scale, flag = names.get(ScaledValue.LOSS_SCALE, ""), names.get(ScaledValue.ALL_FINITE, "")
@@ -117,7 +118,7 @@ def _applied(pair: Pair) -> list[Given]:
         flags = {name: Number(terms.true if is_set else terms.false) for name, is_set in known.items()}
         return {**flags, scale: Number(terms.array_term(np.array(1, np.float32)), 1)}
 
-    cases = [{flag: True}] if pair.lowered is None else find_cases(pair.lowered, flag)
+    cases = find_cases(model, flag) if is_lowered(model) else [{flag: True}]
     return [functools.partial(give, known=case) for case in cases]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -13,10 +14,37 @@ from graphscale.checks.derivatives.evaluators import Evaluator
 from graphscale.checks.running.private import Results, Runner
 from graphscale.checks.verification.verify_report import Case
 from graphscale.errors import VerifyError
+from graphscale.graph.values import own_dtype
 
-__all__ = ["RoundingNoise"]
+__all__ = ["RoundingNoise", "allow_rounding", "find_small_types"]
 
 _SHAKES, _FACTOR = 3, 4.0  # number of runs on feeds with a rounding error, and the factor for their changes
+
+# Below its normal numbers, a small type rounds to multiples of its smallest one, and a gradient is a sum of many such
+# numbers: without a scale, the original loses differences up to so many times it.
+_LOST = 2.0**6
+
+
+def find_small_types(graph: ir.Graph) -> frozenset[ir.DataType]:
+    """Find the floating-point types below float32 in a graph, declared or not."""
+    results = (value for node in graph.all_nodes() for value in node.outputs)
+    found = {own_dtype(value) for value in (*graph.inputs, *graph.initializers.values(), *results)}
+    return frozenset(each for each in found if each and each.is_floating_point() and each.bitwidth < 32)
+
+
+def allow_rounding(types: Collection[ir.DataType], tolerance: float) -> tuple[float, float]:
+    """Return the errors that small types allow, relative to the largest element and absolute.
+
+    bfloat16 has the exponents of float32, and loses no more than it.
+
+    Args:
+        types: the types.
+        tolerance: the least relative error.
+    """
+    limits = [ml_dtypes.finfo(each.numpy()) for each in types]  # type: ignore[no-untyped-call]
+    smallest = max((float(each.smallest_subnormal) for each in limits), default=0.0)
+    lost = _LOST * smallest if smallest > np.finfo(np.float32).smallest_normal else 0.0
+    return max([tolerance, *(float(each.eps) for each in limits)]), lost
 
 
 class RoundingNoise:

@@ -17,14 +17,14 @@ import onnx_ir as ir
 
 from graphscale.checks.running.private import Copy, Results, Runner, find_unseeded
 from graphscale.checks.running.random_feeds import STYLES, Feeder
-from graphscale.checks.verification.verify_report import compare_values, is_finite
+from graphscale.checks.verification.finite_states import FiniteStates, poisoned
+from graphscale.checks.verification.rounding_noise import allow_rounding, find_small_types
+from graphscale.checks.verification.verify_report import compare_values, is_finite, same_bits
 from graphscale.errors import VerifyError
 from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays
-from graphscale.flow.support import reach
 from graphscale.graph.stamp_reading import read_stamp
-from graphscale.graph.values import is_float, is_scalar, values_by_name
-from graphscale.graph.walks import ancestors
+from graphscale.graph.values import values_by_name
 from graphscale.pipeline import Model, open_copy
 from graphscale.policy.names import ScaledValue
 from graphscale.process.child import is_out_of_memory
@@ -37,7 +37,6 @@ KINDS = (np.inf, np.nan)
 _MOST = 32  # inputs that are made non-finite
 # Allowed errors, relative to the largest element: a wrong value is far off, and rounding depends on the scale.
 _TOLERANCE, _SMALL_TOLERANCE = 2.0**-10, 2.0**-4
-_SMALL = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 class _UntriedError(Exception):
@@ -107,19 +106,16 @@ class _Trial:
         self, originals: Sequence[ir.Model], scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
     ) -> None:
         prepared = originals[-1]
-        self._graph, self._states = prepared.graph, states
-        self._guarded = [state for state, output in states.items() if output not in found["kept"]]
+        self._states = states
         self._stamp = read_stamp(scaled, "the scaled step")
         values = values_by_name(prepared.graph)
         self._losses = [values[name] for name in found["losses"] if name in values]
-        # The ends of the forward pass: the losses, and further scalars.
-        states_next = {*states.values()}
-        outputs = (v for v in prepared.graph.outputs if is_float(v) and is_scalar(v) and v.name not in states_next)
-        self._heads = list(dict.fromkeys((*self._losses, *outputs)))
-        self._batches = {values[name] for name in found["batches"] if name in values}
-        self._gradients = [values[name] for name in found["gradients"] if name in values]
+        kept = [state for state, output in states.items() if output in found["kept"]]
+        gradients, batches = ([values[n] for n in found[key] if n in values] for key in ("gradients", "batches"))
+        self._watch = FiniteStates(prepared.graph, states, kept, self._losses, gradients, batches)
         self._seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(prepared.graph), 1)}
-        self._small = any(v.dtype in _SMALL for node in scaled.graph.all_nodes() for v in node.outputs)
+        small = find_small_types(scaled.graph)
+        self._tolerance, _ = allow_rounding(small, _SMALL_TOLERANCE if small else _TOLERANCE)
         try:
             self._feeder = self._make_feeder(prepared)
             self._original = self._load(originals[1:] if found["mixed"] else originals, "the original")
@@ -178,7 +174,7 @@ class _Trial:
         if ScaledValue.ALL_FINITE not in self._stamp.names:
             yield "its fixed scale is not checked, and no input was made non-finite"
             return
-        inputs = self._inputs()
+        inputs = self._watch.inputs(self._feeds)[:_MOST]
         stored = dict[str, str]()
         runs = sum(self._poison(name, number, stored) for name in inputs for number in KINDS)
         yield f"{runs} runs with inf or nan in one of {len(inputs)} inputs keep the state finite"
@@ -215,13 +211,12 @@ class _Trial:
 
     def _find_difference(self, got: Arrays) -> str | None:
         """Return the first difference of a step from the original."""
-        tolerance = _SMALL_TOLERANCE if self._small else _TOLERANCE
         is_applied, losses = self._is_applied(got), {value.name for value in self._losses}
         for name, wanted in self._expected.outputs.items():
             if name in got and (is_applied or name in losses):
                 if wanted.dtype.itemsize < got[name].dtype.itemsize:  # gradient_dtype
                     wanted = wanted.astype(got[name].dtype)
-                found = compare_values(name, wanted, got[name], "as in the original", tolerance, 2.0**-18)
+                found = compare_values(name, wanted, got[name], "as in the original", self._tolerance, 2.0**-18)
                 if (first := next(found, None)) is not None:
                     return str(first)
         return None
@@ -234,75 +229,27 @@ class _Trial:
     def _repeats(self) -> bool:
         """Return whether the original gives the same values again: it may draw random numbers in a body."""
         again = self._original.run(self._feeds).outputs
-        return all(array.tobytes() == again[name].tobytes() for name, array in self._expected.outputs.items())
+        return all(same_bits(array, again[name]) for name, array in self._expected.outputs.items())
 
     # --- numbers that are not finite ----------------------------------------------------------------------------------
 
-    def _inputs(self) -> list[str]:
-        """Return the fed floating-point inputs of the forward pass that are no carried state, at most some of them."""
-        above = self._trained | {value.name for value in ancestors(self._heads) & self._batches}
-        fed = (name for name in self._feeds if name in above and name not in self._states)
-        return [name for name in fed if self._feeds[name].dtype.kind not in "biu" and self._feeds[name].size][:_MOST]
-
     def _poison(self, name: str, number: float, stored: dict[str, str]) -> bool:
         """Run a step with one number that is not finite; return whether it could be run."""
-        array = self._feeds[name].copy()
-        array.reshape(-1)[array.size // 2] = number
-        feeds, case = {**self._feeds, name: array}, f"{name} = {number} at element {array.size // 2}"
+        feeds = poisoned(self._feeds, [name], number)
+        case = f"{name} = {number} at element {feeds[name].size // 2}"
         try:
             got = self._run_scaled(feeds)
-        except VerifyError as error:
-            self._run_original(feeds, f"with {case}, {error}")
-            return False
-        bad = [state for state in self._guarded if not self._stays_finite(state, got)]
-        if not bad:
-            return True
-        fault = None
-        # A number behind the forward pass of training, such as a validation batch, is behind the finite check.
-        reached = self._reached if name in self._trained else set[str]()
-        for state in bad:
-            if state in reached or (state in self._parameters and self._shows(feeds, case)):
-                fault = fault or state
-            else:
+            infected = self._watch.find_infected(
+                [name], feeds, lambda state: got.get(self._states[state]), lambda: self._original.run(feeds).outputs
+            )
+            for state, is_own in infected:
+                if not is_own:
+                    raise VerifyError(f"the step is applied, and state {state!r} is not finite")
                 stored.setdefault(state, case)
-        if fault is None:
-            return True
-        text = f"with {case}, the step is applied, and state {fault!r} is not finite"
-        return self._run_original(feeds, text)
-
-    def _run_original(self, feeds: Arrays, fault: str) -> bool:
-        """Raise the fault if the original can run with these feeds, too; else the case says nothing."""
-        try:
-            self._original.run(feeds)
-        except VerifyError:
-            return False
-        raise _FaultError(fault)
-
-    def _stays_finite(self, state: str, got: Arrays) -> bool:
-        following = got.get(self._states[state])
-        return following is None or is_finite(np.asarray(following))
-
-    def _shows(self, feeds: Arrays, case: str) -> bool:
-        """Return whether some scalar of the original is not finite."""
-        try:
-            outputs = self._original.run(feeds).outputs
-        except VerifyError:
-            return False
-        return any(array.ndim == 0 and not is_finite(array) for array in outputs.values())
-
-    @functools.cached_property
-    def _reached(self) -> set[str]:
-        """The states whose next value depends on a gradient."""
-        behind = {value.name for value in reach(self._graph, self._gradients)}
-        return {state for state, output in self._states.items() if output in behind}
-
-    @functools.cached_property
-    def _trained(self) -> set[str | None]:
-        """The names above a loss."""
-        return {value.name for value in ancestors(self._losses)}
-
-    @functools.cached_property
-    def _parameters(self) -> set[str | None]:
-        """The names above a loss; above a scalar that may be one, those of tensors: others may be its average."""
-        others = (value for value in ancestors(self._heads) if not is_scalar(value))
-        return self._trained | {value.name for value in others}
+        except VerifyError as error:
+            try:
+                self._original.run(feeds)
+            except VerifyError:  # the case says nothing
+                return False
+            raise _FaultError(f"with {case}, {error}") from error
+        return True

@@ -24,6 +24,7 @@ __all__ = [
     "VerifyReport",
     "compare_values",
     "is_finite",
+    "same_bits",
 ]
 
 _Array = np.ndarray[Any, Any]
@@ -72,7 +73,7 @@ class Case:
             the last.
         finite: for "rule", the given result of the finite check.
         tolerance: allowed error of floating-point values, relative to the largest element of a tensor; 0 for equal
-            bits. In float16, 2**-18 is added for underflow without a scale.
+            bits. In float16, 2**-18 is added for underflow without a scale, and more in a smaller type.
         others: for "skip", the names of further gradients to force.
     """
 
@@ -96,7 +97,8 @@ class Case:
             return f"with {self.number} at element {self.position} of gradient {self.gradient!r}{more}"
         if self.kind == "rule":
             return f"for gradients that are {'finite' if self.finite else 'not finite'}"
-        return "on equal feeds"
+        bad = [repr(name) for name, array in self.feeds.items() if not is_finite(array)]
+        return f"on equal feeds, with a number that is not finite in {few(bad, 2)}" if bad else "on equal feeds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Difference:
     def places(self) -> _Array:
         """Return the indices of the flattened elements with different bits; shape and dtype are the same."""
         arrays = (np.asarray(self.expected), np.asarray(self.got))
+        if arrays[0].dtype.kind == "O":  # texts
+            return np.flatnonzero(arrays[0] != arrays[1])
         rows = [np.frombuffer(a.tobytes(), np.uint8).reshape(-1, a.dtype.itemsize) for a in arrays]
         return np.flatnonzero((rows[0] != rows[1]).any(axis=1))
 
@@ -138,10 +142,15 @@ class Difference:
 
 def is_finite(array: _Array) -> bool:
     """Return whether all elements of an array of numbers are finite."""
-    if array.dtype.kind in "biu":
+    if array.dtype.kind in "biuO":
         return True
     wide = array if array.dtype.kind == "f" else array.astype(np.float64)  # numpy has no test for bfloat16
     return bool(np.isfinite(wide).all())
+
+
+def same_bits(one: _Array, other: _Array) -> bool:
+    """Return whether two arrays of one type have the same bits, or the same texts."""
+    return np.array_equal(one, other) if one.dtype.kind == "O" else one.tobytes() == other.tobytes()
 
 
 def compare_values(
@@ -161,14 +170,14 @@ def compare_values(
         return
     expected, got = np.asarray(expected), np.asarray(got)
     same = (expected.dtype, expected.shape) == (got.dtype, got.shape)
-    if same and expected.tobytes() == got.tobytes():
+    if same and same_bits(expected, got):
         return
     if not same or tolerance is None or not _close(expected, got, tolerance, lost):
         yield Difference(name, expected, got, source)
 
 
 def _close(expected: _Array, got: _Array, tolerance: float, lost: float) -> bool:
-    if expected.dtype.kind in "biu":
+    if expected.dtype.kind in "biuO":
         return False
     one, other = expected.astype(np.float64), got.astype(np.float64)
     finite = np.isfinite(one)

@@ -74,7 +74,7 @@ def autocast_artifacts(
     with contextlib.ExitStack() as stack:
         for name, model in artifacts.models.items():
             if name == TRAINING_MODEL or model.ir_version > chosen.max_ir_version:
-                stack.enter_context(record_original(model))
+                stack.enter_context(record_original(model, artifacts.protos[name]))
             else:
                 unchanged.add(name)
         warnings = [*repair_versions(artifacts, chosen), *prepare(training)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
@@ -54,11 +55,12 @@ _MOMENTS = ("first_order_moments", "second_order_moments")
 
 @dataclasses.dataclass
 class ArtifactFolder:
-    """The contents of an artifact folder; the models by their file names."""
+    """The contents of an artifact folder; the models by their file names, read for scaling with their ModelProtos."""
 
     path: Path
     models: dict[str, ir.Model]
     checkpoint: Checkpoint
+    protos: Mapping[str, onnx.ModelProto] = dataclasses.field(default_factory=dict)
 
     def others(self) -> Iterator[Path]:
         """Yield the other files of the folder, without external weights of the models.
@@ -138,7 +140,8 @@ def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
         GradientError: a gradient is not accumulated.
     """
     folder = check_complete(path)
-    models = {name: model_files.load(folder / name) for name in MODELS}
+    read = {name: model_files.load_with_proto(folder / name) for name in MODELS}
+    models = {name: model for name, (model, _) in read.items()}
     for name, model in models.items():
         refuse_scaled(model, str(folder / name))
     checkpoint = read_checkpoint(folder / CHECKPOINT)
@@ -147,7 +150,7 @@ def read_folder(path: str | os.PathLike[str]) -> ArtifactFolder:
             f"{folder / CHECKPOINT} is nominal: it has no values, and cannot hold the loss scale; "
             "pass a folder with a complete checkpoint"
         )
-    found = ArtifactFolder(folder, models, checkpoint)
+    found = ArtifactFolder(folder, models, checkpoint, {name: proto for name, (_, proto) in read.items()})
     check_parameters(checkpoint, models[TRAINING_MODEL], str(folder / CHECKPOINT), str(folder / TRAINING_MODEL))
     _check_training(found)
     _check_evaluation(found)

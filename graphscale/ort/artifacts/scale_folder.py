@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from graphscale.analysis.report import Report
@@ -107,8 +108,8 @@ def scale_artifacts(
     artifacts = read_folder(folder)
     training, evaluation, optimizer = artifacts.models.values()
     with contextlib.ExitStack() as stack:
-        for model in artifacts.models.values():
-            stack.enter_context(record_original(model))
+        for name, model in artifacts.models.items():
+            stack.enter_context(record_original(model, artifacts.protos[name]))
         warnings = [*repair_versions(artifacts, chosen), *prepare(training)]
         mixed = Autocast(autocast, loss=loss, target=target) if isinstance(autocast, str) else autocast
         if mixed is not None:
@@ -196,17 +197,22 @@ def _sort_others(
 
 
 def write_artifacts(
-    artifacts: ArtifactFolder, others: Mapping[Path, Checkpoint | None], folder: Path, unchanged: Collection[str] = ()
+    artifacts: ArtifactFolder,
+    others: Mapping[Path, Checkpoint | None],
+    folder: Path,
+    unchanged: Collection[str] = (),
+    protos: Mapping[str, onnx.ModelProto] | None = None,
 ) -> None:
     """Write all files of a folder: models, checkpoints, and copies of the others.
 
-    Other files get their new content; models and the checkpoint with `unchanged` names are copied.
+    Other files get their new content; models and the checkpoint with `unchanged` names are copied. Models with `protos`
+    are written as these.
     """
     for name, model in artifacts.models.items():
         if name in unchanged and not external_tensors(model):
             shutil.copy2(artifacts.path / name, folder / name)
         else:
-            saving.save(model, folder / name)
+            saving.save(model, folder / name, (protos or {}).get(name))
     own = None if CHECKPOINT in unchanged else artifacts.checkpoint
     for file, checkpoint in {**others, artifacts.path / CHECKPOINT: own}.items():
         if checkpoint is None:

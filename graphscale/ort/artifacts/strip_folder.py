@@ -57,12 +57,14 @@ def strip_artifacts(
     checkpoint = read_checkpoint(path / CHECKPOINT)
     check_parameters(checkpoint, models[TRAINING_MODEL], str(path / CHECKPOINT), str(path / TRAINING_MODEL))
     stripped = {name: strip_model(models[name], str(path / name)) for name in rewritten}
-    found = ArtifactFolder(path, models | stripped, _without(checkpoint, states))
+    found = ArtifactFolder(
+        path, models | {n: model for n, (model, _) in stripped.items()}, _without(checkpoint, states)
+    )
     further = {file: found.further_checkpoint(file) if states else None for file in found.others()}
     others = {file: held and _without(held, states) for file, held in further.items()}
     unchanged = {name for name in MODELS if name not in rewritten} | (set() if states else {CHECKPOINT})
     with write_folder(target) as temporary:
-        write_artifacts(found, others, temporary, unchanged)
+        write_artifacts(found, others, temporary, unchanged, {name: proto for name, (_, proto) in stripped.items()})
     return rewritten
 
 

@@ -144,3 +144,46 @@ def test_a_gradient_that_is_zero_but_for_rounding() -> None:
     scaled = gs.scale(original, autocast="float16", target="ort-training")
     report = gs.verify(original, scaled, runs=2, seed=7)
     assert report.ok, report.failures
+
+
+def open_the_guard_at_a_number(graph: onnx.GraphProto) -> None:
+    """All readers of the flag read one that is also true where `x[0, 0]` is 51.5."""
+    flag = next(node for node in graph.node if "all_finite" in node.output)
+    index = list(graph.node).index(flag) + 1
+    for node in graph.node[index:]:
+        node.input[:] = ["opened" if name == "all_finite" else name for name in node.input]
+    for name, number in (("first", np.int64(0)), ("number", np.float32(51.5))):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(number), name))
+    nodes = [
+        onnx.helper.make_node("Gather", ["x", "first"], ["row"]),
+        onnx.helper.make_node("Gather", ["row", "first"], ["element"]),
+        onnx.helper.make_node("Equal", ["element", "number"], ["open"]),
+        onnx.helper.make_node("Or", ["open", "all_finite"], ["opened"]),
+    ]
+    for i, node in enumerate(nodes):
+        graph.node.insert(index + i, node)
+
+
+@pytest.mark.parametrize("options", [{"numeric": True}, {"exact": False}, {}], ids=str)
+def test_a_lowered_file_is_judged_itself_and_not_the_expected_graph(options: dict[str, bool]) -> None:
+    original = load_example("pytorch/mlp_momentum").model()
+    scaled = gs.scale(original, target="ort-cpu").model
+    assert isinstance(scaled, onnx.ModelProto)
+    open_the_guard_at_a_number(scaled.graph)
+    report = gs.verify(original, scaled, runs=1, **options)
+    assert not report.ok
+    checks = {check.name: check for check in report.checks}
+    assert "the update rule reads the input" in checks["the loss scale follows its rule"].detail
+    assert "carried state guarded" not in checks
+    assert checks["proof of the file"].status == ("not proved" if "exact" in options else "skipped")
+
+
+def test_numbers_of_a_lowered_file_with_a_further_node() -> None:
+    original = load_example("pytorch/mlp_momentum").model()
+    scaled = gs.scale(original, target="ort-cpu").model
+    assert isinstance(scaled, onnx.ModelProto)
+    scaled.graph.node.append(onnx.helper.make_node("Neg", [scaled.graph.output[0].name], ["unread"]))
+    report = gs.verify(original, scaled, runs=1, numeric=True)
+    assert report.verdict == f"numbers agree on {report.runs} runs; nothing is proved"
+    held = {check.name for check in report.checks if check.status == "holds" and not check.proof}
+    assert held == {VALUES, POISON, "a non-finite gradient is skipped", "the loss scale follows its rule"}
