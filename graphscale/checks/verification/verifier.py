@@ -31,6 +31,7 @@ from graphscale.checks.verification.promise import (
 from graphscale.checks.verification.related import relate
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
+from graphscale.checks.verification.unstamped import open_unstamped, verify_unstamped
 from graphscale.checks.verification.verify_report import (
     FAILS,
     HOLDS,
@@ -165,6 +166,10 @@ def verify(
     hints = Hints(loss, place, gradients or (), updates, answers)
     if _is_folder(original):
         original, hints = _fuse(str(original), scaled, hints)
+    other = open_unstamped(scaled)
+    if other is not None:
+        _refuse_options(single | {"trained": trained})
+        return verify_unstamped(original, other, hints, expected_policy, runs=runs)
     pair, translation = open_pair(original, scaled, hints)
     notes = [*describe_promises(pair), *pair.notes]
     found = Measurements(notes=notes, progress=progress, tolerance=tolerance)
@@ -201,6 +206,14 @@ def verify(
                 raise
             found.checks.append(Check("numbers", FAILS, str(error)))
     return _report(found, pair)
+
+
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that are for files that graphscale scaled."""
+    names = ("tolerance", "feeds", "dims", "expect_dtype", "numeric", "derivatives", "replay", "trained")
+    given = next((name for name in names if options.get(name)), None)
+    if given is not None:
+        raise VerifyError(f"{given} is for files that graphscale scaled")
 
 
 def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:

@@ -1,0 +1,124 @@
+"""The policy of an update rule that somebody else wrote, by its values on a grid of states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphscale.errors import InvalidLossScaleError
+from graphscale.policy.dynamic_rule import MAX_COUNT, ScaleState
+from graphscale.policy.eager import next_state
+from graphscale.policy.loss_scale import DynamicLossScale, LossScale
+
+__all__ = ["ObservedLossScale", "Rule", "identify_policy"]
+
+# A rule: the next scale and count by the scale, the count of good steps, and whether the gradients are finite.
+Rule = Callable[[np.float32, int, bool], tuple[np.float32, int]]
+_LARGEST, _LEAST = np.finfo(np.float32).max, np.float32(2.0**-149)
+_SOME = np.float32(2.0**10)
+_SCALES = [np.float32(x) for x in (_LEAST, 2.0**-126, 2.0**-20, 0.7, 1, 1.5, 2, 3, _SOME, 2.0**15, 2.0**24, 2.0**126)]
+
+
+class ObservedLossScale(LossScale):
+    """A loss scale by a rule of its own: a record of its values, that cannot be used without its graph.
+
+    Args:
+        initial_loss_scale: the scale at the beginning.
+        rows: states with the next ones: scale, count, whether the gradients are finite, next scale, next count.
+        faults: the reasons why it is no rule of a loss scale, a sentence each.
+    """
+
+    def __init__(self, initial_loss_scale: float, rows: Sequence[Sequence[float]] = (), faults: Sequence[str] = ()):
+        self.initial_loss_scale, self.rows, self.faults = initial_loss_scale, tuple(map(tuple, rows)), tuple(faults)
+
+    def __call__(self) -> np.float32:
+        """Return the scale at the beginning."""
+        return np.float32(self.initial_loss_scale)
+
+    def update(self, grads: Any) -> tuple[None, bool]:
+        """Refuse an update: the rule is in a graph."""
+        raise InvalidLossScaleError(f"{self!r} is computed by its graph alone")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the scale at the beginning, the rows and the faults."""
+        return {"initial_loss_scale": self.initial_loss_scale, "rows": self.rows, "faults": self.faults}
+
+    def __repr__(self) -> str:
+        rows = "; ".join(
+            f"scale {s:g} count {c:g} {'finite' if ok else 'not finite'}: scale {n:g} count {m:g}"
+            for s, c, ok, n, m in self.rows
+        )
+        return f"a rule of its own ({rows})" if rows else "a scale that the caller feeds"
+
+
+def identify_policy(rule: Rule, initial: float, numbers: Iterable[float]) -> LossScale:
+    """Identify the policy that a rule computes, or record its values.
+
+    Args:
+        rule: the rule.
+        initial: the scale at the beginning.
+        numbers: the constants of its computation, one of them its period.
+    """
+    counts = {int(x) + d for x in numbers if 0 <= x <= MAX_COUNT and x == int(x) for d in (-2, -1, 0, 1)}
+    counts = {c for c in counts if c >= 0} | {0, 1}
+    growing = [c for c in sorted(counts) if rule(_SOME, c, True)[0] > _SOME]
+    if growing:
+        for policy in _candidates(rule, initial, growing[0]):
+            if _is_equal(rule, policy, sorted(c for c in counts if c <= growing[0])):
+                return policy
+    shown = sorted({0, *growing[:1]})
+    rows = [(s, c, ok, *rule(np.float32(s), c, ok)) for s in (_SOME, _LARGEST) for c in shown for ok in (True, False)]
+    return ObservedLossScale(initial, [[*map(float, row)] for row in rows], tuple(_find_faults(rule, sorted(counts))))
+
+
+def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossScale]:
+    """Yield policies with the numbers that single values of a rule show; it grows first at a count."""
+    with np.errstate(all="ignore"):
+        growth = float(rule(_SOME, count, True)[0] / _SOME)
+        backoff = float(rule(_SOME, 0, False)[0] / _SOME)
+        large = np.float32(2.0**120)
+        grown, most = rule(large, count, True)[0], rule(_LARGEST, count, True)[0]
+        floor = float(rule(_LEAST, 0, False)[0])
+    limit = float(grown) if grown <= large else None
+    limits = [limit] if limit is not None else [None, float(most)]
+    # The spelling of a preset comes first: one more step than the period, or the period itself.
+    delays = [("always", count), ("none", count + 1)] if limits[-1] == _LARGEST else [("none", count + 1)]
+    for (delay, period), most_scale, kind in itertools.product(delays, limits, ("float32", "float64")):
+        for factors in ({"multiplier": growth}, {"growth_factor": growth, "backoff_factor": backoff}):
+            try:
+                yield DynamicLossScale(
+                    **{"initial_loss_scale": initial, "increment_period": period, "min_loss_scale": floor, **factors},
+                    max_loss_scale=most_scale,
+                    growth_delay=delay,
+                    arithmetic=kind,
+                )
+            except InvalidLossScaleError:
+                continue
+
+
+def _is_equal(rule: Rule, policy: DynamicLossScale, counts: Sequence[int]) -> bool:
+    """Return whether a rule is a policy's on the grid of the states that the policy reaches."""
+    least, most = policy.rule.ranges["loss_scale"]  # type: ignore[index]
+    scales = [s for s in (*_SCALES, np.float32(2.0**127), _LARGEST) if least <= s <= most]
+    for scale, count, finite in itertools.product(scales, counts, (True, False)):
+        following, _ = next_state(policy.rule, ScaleState(scale, count, 1), finite)
+        if rule(scale, count, finite) != (following.loss_scale, following.good_steps):
+            return False
+    return True
+
+
+def _find_faults(rule: Rule, counts: Sequence[int]) -> Iterator[str]:
+    """Yield the reasons why a rule is no rule of a loss scale, once each."""
+    for count in counts:
+        grown = rule(_LARGEST, count, True)[0]
+        if not np.isfinite(grown):
+            yield f"it grows without a bound: from {_LARGEST:.3g} to {grown:g}, where no step is applied any more"
+            break
+    for scale, count in itertools.product((_SOME, np.float32(2.0**24)), counts):
+        lowered = rule(scale, count, False)[0]
+        if not 0 < lowered < scale:
+            yield f"after a non-finite gradient the scale {scale:g} becomes {lowered:g}, and should fall"
+            return
