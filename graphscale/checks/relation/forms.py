@@ -189,6 +189,21 @@ def _logic(call: Call) -> int | None:
 # --- products with one ------------------------------------------------------------------------------------------------
 
 
+@form("Add", "Div", "Mul", "Sub")
+def _broadcast(call: Call) -> int | None:
+    """Write a constant of one number, that gives the result no axes, as a scalar."""
+    terms = call.terms
+    for index, term in enumerate(call.operands):
+        array = terms.array(term)
+        if array is not None and array.ndim and array.size and (array == array.flat[0]).all():
+            other = call.operands[1 - index]
+            if other is not None and call.shape is not None and terms.shapes[other] == call.shape:
+                operands = [other, other]
+                operands[index] = terms.array_term(array.reshape(-1)[0].reshape(()))
+                return call.to(call.op_type, *operands, shape=call.shape)
+    return None
+
+
 @form("Mul")
 def _mul(call: Call) -> int | None:
     for index in (0, 1):
