@@ -185,16 +185,20 @@ def _positive(graph: ir.Graph, flag: ir.Value, fails_as: bool) -> ir.Value:
         flag, fails_as = (value, fails_as) if value is not flag else (inputs_of(_node(flag))[0], not fails_as)
     if not fails_as:
         return flag
-    uses, editor = uses_of(flag), Editor(graph)
-    positive, again = (
-        ir.node("Not", [v], outputs=[ir.val(editor.unique(f"{flag.name}.{end}"), ir.DataType.BOOL, flag.shape)])
-        for v, end in ((flag, "finite"), (flag, "again"))
-    )
-    again.replace_input_with(0, positive.outputs[0])
+    editor, opposites = Editor(graph), [node for node, _ in uses_of(flag) if _is_negation(node.outputs[0])]
+    positive = opposites[0] if opposites else _negate(editor, flag, "finite")
+    uses = [use for use in uses_of(flag) if use.node is not positive]
+    again = _negate(editor, positive.outputs[0], "again")
     for node, index in uses:
         node.replace_input_with(index, again.outputs[0])
-    graph.insert_after(_node(flag), [positive, again])
+    graph.insert_after(_node(flag), [again] if opposites else [positive, again])
+    graph.sort()
     return positive.outputs[0]
+
+
+def _negate(editor: Editor, flag: ir.Value, end: str) -> ir.Node:
+    result = ir.val(editor.unique(f"{flag.name}.{end}"), ir.DataType.BOOL, flag.shape)
+    return ir.node("Not", [flag], outputs=[result])
 
 
 def _node(value: ir.Value) -> ir.Node:

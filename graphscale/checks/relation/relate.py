@@ -98,8 +98,12 @@ class Relation:
         return f"by {other}, and should be by {one}"
 
     def _describe(self, term: int, side: Side) -> str:
-        key, name = self.terms.keys[term], side.name_of(term)
-        text = str(key) if isinstance(key, Operation) else f"{key.kind} {key}"
+        key, name, number = self.terms.keys[term], side.name_of(term), self.terms.array(term)
+        text = str(key) if isinstance(key, Operation) or key.kind == "constant" else f"{key.kind} {key}"
+        if number is not None and number.size == 1:
+            text = f"the number {number.reshape(-1)[0]}"
+        elif isinstance(key, Source) and key.kind == "unknown":
+            text = f"no power of the scale ({key})"
         return text if name is None else f"{text} at {name!r}"
 
 

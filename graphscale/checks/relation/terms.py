@@ -46,6 +46,8 @@ class Source:
     shape: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
+        if self.kind == "unknown" and isinstance(self.key, tuple):
+            return str(self.key[-1])
         return f"a constant of shape {list(self.shape or ())}" if self.kind == "constant" else f"{self.key!r}"
 
 

@@ -30,7 +30,8 @@ from graphscale.flow.support import reach
 from graphscale.flow.survival import find_lost
 from graphscale.graph.order import check_order
 from graphscale.graph.stamp import has_lost_stamp, is_scaled
-from graphscale.graph.values import constant_tensor, inputs_of, node_name
+from graphscale.graph.types import holds_all
+from graphscale.graph.values import constant_tensor, own_dtype
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, has_trait
 from graphscale.passes.preparation import prepare
@@ -176,16 +177,19 @@ def _find_untested(step: Step, tested: set[ir.Value], results: set[ir.Value]) ->
         for value in node.outputs:
             if degrees.get(value, 0) in (0, ZERO) or value in alone or value in known:
                 continue
-            if has_trait(node, Trait.EXACT) and all(v in known for v in inputs_of(node)[:1]):
+            operand = node.inputs[0] if node.inputs else None
+            is_same = has_trait(node, Trait.EXACT) and operand in known
+            if is_same and holds_all(own_dtype(value), None if operand is None else own_dtype(operand)):
                 known.add(value)
             else:
                 multiples[value] = None
     for value, loss in find_lost(nodes, scale, tested).items():
         yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
-    stop = tested - alone
+    stop = (tested - alone) | {step.all_finite}
     for value in step.graph.outputs:
         if value in results:
-            passed = next((m for m in reversed(multiples) if value in reach(nodes, [m], stop)), None)
+            # The relation names an output that is a multiple itself.
+            passed = next((m for m in reversed(multiples) if m is not value and value in reach(nodes, [m], stop)), None)
             if passed is not None:
                 yield f"{value.name!r} reads the multiple {passed.name!r} of the scale, which no finite check tests"
 
