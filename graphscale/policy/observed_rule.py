@@ -47,11 +47,15 @@ class ObservedLossScale(LossScale):
         return {"initial_loss_scale": self.initial_loss_scale, "rows": self.rows, "faults": self.faults}
 
     def __repr__(self) -> str:
-        rows = "; ".join(
-            f"scale {s:g} count {c:g} {'finite' if ok else 'not finite'}: scale {n:g} count {m:g}"
+        return "a rule of its own" if self.rows else "a scale that the caller feeds"
+
+    @property
+    def table(self) -> str:
+        """The rows in words."""
+        return "; ".join(
+            f"scale {s:g}, count {c:g}, {'finite' if ok else 'not finite'}: scale {n:g}, count {m:g}"
             for s, c, ok, n, m in self.rows
         )
-        return f"a rule of its own ({rows})" if rows else "a scale that the caller feeds"
 
 
 def identify_policy(rule: Rule, initial: float, numbers: Iterable[float]) -> LossScale:
@@ -79,19 +83,19 @@ def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossS
     with np.errstate(all="ignore"):
         growth = float(rule(_SOME, count, True)[0] / _SOME)
         backoff = float(rule(_SOME, 0, False)[0] / _SOME)
-        large = np.float32(2.0**120)
-        grown, most = rule(large, count, True)[0], rule(_LARGEST, count, True)[0]
+        large, near = np.float32(2.0**120), np.float32(0.99 * _LARGEST)
+        grown, most = rule(large, count, True)[0], rule(near, count, True)[0]
         floor = float(rule(_LEAST, 0, False)[0])
-    limit = float(grown) if grown <= large else None
-    limits = [limit] if limit is not None else [None, float(most)]
-    # The spelling of a preset comes first: one more step than the period, or the period itself.
-    delays = [("always", count), ("none", count + 1)] if limits[-1] == _LARGEST else [("none", count + 1)]
-    for (delay, period), most_scale, kind in itertools.product(delays, limits, ("float32", "float64")):
+    # A growth ends at a limit, or is left out where it overflows.
+    limit = float(grown) if grown <= large else None if most == near else float(most)
+    # Both spellings of a period give one rule; that of flax comes first where the limit is flax's, too.
+    delay, period = ("always", count) if limit == _LARGEST else ("none", count + 1)
+    for kind in ("float32", "float64"):
         for factors in ({"multiplier": growth}, {"growth_factor": growth, "backoff_factor": backoff}):
             try:
                 yield DynamicLossScale(
                     **{"initial_loss_scale": initial, "increment_period": period, "min_loss_scale": floor, **factors},
-                    max_loss_scale=most_scale,
+                    max_loss_scale=limit,
                     growth_delay=delay,
                     arithmetic=kind,
                 )

@@ -259,7 +259,8 @@ def _find_policy(
         following = [np.asarray(result).reshape(-1)[0] for result in results]
         return np.float32(following[0]), int(following[1]) if following[1:] else count
 
-    numbers = [n for v in above if (n := constant_number(v)) is not None and np.isfinite(n)]
+    constants = (constant_number(value) for node in part.all_nodes() for value in inputs_of(node))
+    numbers = {number for number in constants if number is not None and np.isfinite(number)}
     return identify_policy(rule, initial, numbers)
 
 

@@ -1,6 +1,6 @@
 """Export JAX training steps to ONNX, each without a loss scale and with the one of another project.
 
-    pip install "jax==0.10.2" "flax==0.12.8" "jax2onnx==0.17.1" "onnx==1.23.2" "onnxruntime==1.31.1" numpy
+    pip install "jax==0.10.2" "flax==0.12.8" "keras==3.15.1" "jax2onnx==0.17.1" "onnx==1.23.2" "onnxruntime==1.31.1" numpy
     python -m models.others.export_jax        # CPython 3.11
 
 NAME.onnx is the scaled step, and ORIGINAL.onnx the step that it was made from.
@@ -12,8 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"
+
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import onnx
 from flax.training.dynamic_scale import DynamicScale
@@ -62,6 +67,31 @@ def flax_dynamic_scale(state: State, batch: Batch) -> tuple[State, jax.Array]:
     return {**new, "dynamic_scale": scale}, loss
 
 
+def keras_step(optimizer: keras.Optimizer) -> tuple[Callable[..., Any], State]:
+    """The step with an optimizer of Keras, which may have a loss scale, and its state at the beginning."""
+    first = dict(sorted(state_of()["params"].items()))  # in the order of JAX's trees
+    variables = [keras.Variable(value, name=key) for key, value in first.items()]
+    optimizer.build(variables)
+    # The same variables have other paths inside of a LossScaleOptimizer.
+    inner = {id(variable) for variable in getattr(optimizer, "inner_optimizer", optimizer).variables}
+    kinds = ("sgd" if id(variable) in inner else "loss_scale" for variable in optimizer.variables)
+    names = [f"{kind}.{v.path.split('/')[-1]}" for kind, v in zip(kinds, optimizer.variables, strict=True)]
+
+    def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
+        own = [state[name] for name in names]
+
+        def scaled(params: State) -> tuple[jax.Array, jax.Array]:
+            loss = loss_of(params, batch)
+            with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, own, strict=True))):
+                return optimizer.scale_loss(loss), loss
+
+        grads, loss = jax.grad(scaled, has_aux=True)(state["params"])
+        params, own = optimizer.stateless_apply(own, list(grads.values()), list(state["params"].values()))
+        return {"params": dict(zip(grads, params, strict=True)), **dict(zip(names, own, strict=True))}, loss
+
+    return step, {"params": first, **dict(zip(names, (v.value for v in optimizer.variables), strict=True))}
+
+
 def state_of() -> State:
     """The state at the beginning."""
     random = np.random.default_rng(0)
@@ -86,3 +116,6 @@ if __name__ == "__main__":
     export(plain, state_of(), "jax_step")
     scale = DynamicScale(fin_steps=jnp.int32(0), scale=jnp.float32(65536))
     export(flax_dynamic_scale, {**state_of(), "dynamic_scale": scale}, "flax_dynamic_scale")
+    for name, wrap in (("keras_step", lambda inner: inner), ("keras_loss_scale", keras.optimizers.LossScaleOptimizer)):
+        step, state = keras_step(wrap(keras.optimizers.SGD(RATE, momentum=MOMENTUM)))
+        export(step, state, name)

@@ -240,6 +240,20 @@ def _add_zero(call: Call) -> int | None:
 
 
 @form("Mul", exact=False)
+def _mul_constants(call: Call) -> int | None:
+    """Multiply the constants of a product of products."""
+    terms = call.terms
+    for one, other in (call.operands, call.operands[::-1]):
+        inner, factor = terms.operation(one, "Mul"), terms.array(other)
+        if inner is not None and factor is not None and factor.ndim == 0:
+            for value, number in (inner.operands, inner.operands[::-1]):
+                first = terms.array(number)
+                if first is not None and first.ndim == 0 and first.dtype == factor.dtype:
+                    return call.to("Mul", value, terms.array_term(np.multiply(first, factor)), shape=call.shape)
+    return None
+
+
+@form("Mul", exact=False)
 def _mul_by_inverse(call: Call) -> int | None:
     """Write `x * (1/y)` as `x / y`."""
     terms = call.terms

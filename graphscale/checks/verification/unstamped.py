@@ -28,6 +28,7 @@ from graphscale.flow.degree import ZERO
 from graphscale.flow.outcome import Outcomes, is_kept
 from graphscale.flow.support import reach
 from graphscale.flow.survival import find_lost
+from graphscale.graph.inference import infer_types
 from graphscale.graph.order import check_order
 from graphscale.graph.stamp import has_lost_stamp, is_scaled
 from graphscale.graph.types import holds_all
@@ -76,6 +77,7 @@ def verify_unstamped(
         check_order(each.graph, its_name)
     prepare(first, hints)
     prepare(model)
+    infer_types(model)  # other tools leave types out
     found = understand(first, hints)
     step = read_unstamped(model, found, name)
     rule, rows = _describe_rule(step)
@@ -213,21 +215,23 @@ def _describe_rule(step: Step) -> tuple[Check, list[str]]:
     name, policy = "update rule", step.scale.policy
     if isinstance(policy, ObservedLossScale):
         what = "a rule of its own" if policy.rows else "the caller feeds the scale"
-        notes = [f"its update rule is {policy!r}"] if policy.rows else []
+        notes = [f"its update rule gives: {policy.table}"] if policy.rows else []
         return Check.proved(name, policy.faults, what), notes
     if isinstance(policy, DynamicLossScale):
         found = _name_preset(policy)
-        return Check(name, HOLDS, f"{policy!r}" + (f", as presets.{found}" if found else ""), True), []
+        return Check(name, HOLDS, f"{policy!r}" + (f", {found}" if found else ""), True), []
     return Check(name, SKIPPED, "a fixed loss scale has none", True), []
 
 
 def _name_preset(policy: DynamicLossScale) -> str | None:
-    """Return the name of the preset with the rule of a policy."""
+    """Return the project with the rule of a policy."""
     own = {field: getattr(policy.rule, field) for field in _FREE}
+    if DynamicLossScale(**own).rule == policy.rule:
+        return "TensorFlow's rule"
     for name in presets.NAMES:
         preset: DynamicLossScale = getattr(presets, name)
         if preset(**own).rule == policy.rule:  # type: ignore[operator]
-            return name
+            return f"as presets.{name}"
     return None
 
 
