@@ -19,7 +19,8 @@ __all__ = ["ObservedLossScale", "Rule", "identify_policy"]
 Rule = Callable[[np.float32, int, bool], tuple[np.float32, int]]
 _LARGEST, _LEAST = np.finfo(np.float32).max, np.float32(2.0**-149)
 _SOME = np.float32(2.0**10)
-_SCALES = [np.float32(x) for x in (_LEAST, 2.0**-126, 2.0**-20, 0.7, 1, 1.5, 2, 3, _SOME, 2.0**15, 2.0**24, 2.0**126)]
+_SCALES = [np.float32(x) for x in (_LEAST, 2.0**-126, 2.0**-20, 0.7, 1, 1.5, 2, 3, _SOME, 2.0**15, 2.0**24, 2.0**125)]
+_ENDS = [np.float32(2.0**126), np.float32(2.0**127), _LARGEST]
 
 
 class ObservedLossScale(LossScale):
@@ -69,13 +70,18 @@ def identify_policy(rule: Rule, initial: float, numbers: Iterable[float]) -> Los
     counts = {int(x) + d for x in numbers if 0 <= x <= MAX_COUNT and x == int(x) for d in (-2, -1, 0, 1)}
     counts = {c for c in counts if c >= 0} | {0, 1}
     growing = [c for c in sorted(counts) if rule(_SOME, c, True)[0] > _SOME]
+    # Some rules are a policy's until the scale overflows.
+    is_bounded = all(np.isfinite(rule(_LARGEST, count, True)[0]) for count in growing)
+    alike = None
     if growing:
-        for policy in _candidates(rule, initial, growing[0]):
-            if _is_equal(rule, policy, sorted(c for c in counts if c <= growing[0])):
-                return policy
+        reached = sorted(c for c in counts if c <= growing[0])
+        fitting = (p for p in _candidates(rule, initial, growing[0]) if _is_equal(rule, p, reached, to_end=is_bounded))
+        alike = next(fitting, None)
+        if alike is not None and is_bounded:
+            return alike
     shown = sorted({0, *growing[:1]})
     rows = [(s, c, ok, *rule(np.float32(s), c, ok)) for s in (_SOME, _LARGEST) for c in shown for ok in (True, False)]
-    return ObservedLossScale(initial, [[*map(float, row)] for row in rows], tuple(_find_faults(rule, sorted(counts))))
+    return ObservedLossScale(initial, [[*map(float, row)] for row in rows], tuple(_find_faults(rule, sorted(counts), alike)))
 
 
 def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossScale]:
@@ -87,7 +93,8 @@ def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossS
         grown, most = rule(large, count, True)[0], rule(near, count, True)[0]
         floor = float(rule(_LEAST, 0, False)[0])
     # A growth ends at a limit, or is left out where it overflows.
-    limit = float(grown) if grown <= large else None if most == near else float(most)
+    is_left_out = most == near or not np.isfinite(most)
+    limit = float(grown) if grown <= large else None if is_left_out else float(most)
     # Both spellings of a period give one rule; that of flax comes first where the limit is flax's, too.
     delay, period = ("always", count) if limit == _LARGEST else ("none", count + 1)
     for kind in ("float32", "float64"):
@@ -103,10 +110,10 @@ def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossS
                 continue
 
 
-def _is_equal(rule: Rule, policy: DynamicLossScale, counts: Sequence[int]) -> bool:
-    """Return whether a rule is a policy's on the grid of the states that the policy reaches."""
+def _is_equal(rule: Rule, policy: DynamicLossScale, counts: Sequence[int], *, to_end: bool) -> bool:
+    """Return whether a rule is a policy's on the grid of the states that the policy reaches, or those of no overflow."""
     least, most = policy.rule.ranges["loss_scale"]  # type: ignore[index]
-    scales = [s for s in (*_SCALES, np.float32(2.0**127), _LARGEST) if least <= s <= most]
+    scales = [s for s in (*_SCALES, *_ENDS[: len(_ENDS) * to_end]) if least <= s <= most]
     for scale, count, finite in itertools.product(scales, counts, (True, False)):
         following, _ = next_state(policy.rule, ScaleState(scale, count, 1), finite)
         if rule(scale, count, finite) != (following.loss_scale, following.good_steps):
@@ -114,12 +121,13 @@ def _is_equal(rule: Rule, policy: DynamicLossScale, counts: Sequence[int]) -> bo
     return True
 
 
-def _find_faults(rule: Rule, counts: Sequence[int]) -> Iterator[str]:
+def _find_faults(rule: Rule, counts: Sequence[int], alike: LossScale | None) -> Iterator[str]:
     """Yield the reasons why a rule is no rule of a loss scale, once each."""
     for count in counts:
         grown = rule(_LARGEST, count, True)[0]
         if not np.isfinite(grown):
-            yield f"it grows without a bound: from {_LARGEST:.3g} to {grown:g}, where no step is applied any more"
+            text = f"it grows without a bound: from {_LARGEST:.3g} to {grown:g}, where no step is applied any more"
+            yield text + ("" if alike is None else f"; below that it is {alike!r}")
             break
     for scale, count in itertools.product((_SOME, np.float32(2.0**24)), counts):
         lowered = rule(scale, count, False)[0]

@@ -70,10 +70,11 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
     }
     flag = None if constant_tensor(scale) is not None else _find_flag(graph, scale, pairs)
     added = _pair_up(graph, scale, further, [v for v in graph.outputs if v not in ends])
-    roles = dict(zip((ScaledValue.LOSS_SCALE, *_COUNTS), added, strict=False))
-    policy = _find_policy(model, scale, flag, added)
+    rule = _rule_states(scale, flag, added)
+    roles = dict(zip((ScaledValue.LOSS_SCALE, *_COUNTS), rule, strict=False))
+    policy = _find_policy(model, scale, flag, {state: added[state] for state in rule})
     names = {ScaledValue.LOSS_SCALE: scale, ScaledValue.ALL_FINITE: flag, ScaledValue.LOSS: outputs.get(original.loss.name)}
-    names |= {role: state for role, (state, _) in roles.items()}
+    names |= roles
     kept = [(sources[u.input.name], outputs[u.output.name]) for u in original.states if u.kept and u.input.name in sources]
     return Step(
         graph=graph,
@@ -82,7 +83,7 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
         metadata=Stamp(
             version="",
             policy={"class_name": type(policy).__name__, "config": policy.get_config()},
-            state={v.name or "": n.name or "" for v, n in (*pairs.items(), *kept, *added)},
+            state={v.name or "": n.name or "" for v, n in (*pairs.items(), *kept, *added.items())},
             target="onnx",
             names={role.value: value.name or "" for role, value in names.items() if value is not None},
             report={},
@@ -92,15 +93,15 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
                 policy=policy,
                 target=TARGETS["onnx"],
                 value=scale,
-                states={role: state for role, (state, _) in roles.items()},
-                next={role: following for role, (_, following) in roles.items()},
+                states=roles,
+                next={role: added[state] for role, state in roles.items()},
             ),
         ),
         all_finite=flag,
         guard=flag,
         carried=(
             *(Carried(v, n, False, "", True) for v, n in pairs.items()),
-            *(Carried(v, n, False, "", False) for v, n in (*kept, *added)),
+            *(Carried(v, n, False, "", False) for v, n in (*kept, *added.items())),
         ),
     )
 
@@ -217,22 +218,32 @@ def _is_negation(value: ir.Value) -> bool:
 
 def _pair_up(
     graph: ir.Graph, scale: ir.Value, further: Sequence[ir.Value], results: Iterable[ir.Value]
-) -> list[tuple[ir.Value, ir.Value]]:
-    """Pair the scale and the counts with their next values: outputs of the same type that depend on them."""
-    pairs, free = [], list(results)
-    for state in (scale, *(value for value in further if value is not scale and is_scalar(value))):
+) -> dict[ir.Value, ir.Value]:
+    """Pair the scale and the other added states with their next values: outputs of the same type that depend on them."""
+    pairs, free = dict[ir.Value, ir.Value](), list(results)
+    for state in (scale, *(value for value in further if value is not scale)):
         reached = reach(graph, [state])
         fitting = [v for v in free if v in reached and same_type(v, state)]
         if fitting:
-            # Of several, that with the most of the name.
+            # Of several, one with the state's name.
             best = max(fitting, key=lambda v, name=state.name or "": name in (v.name or ""))
             free.remove(best)
-            pairs.append((state, best))
-    return pairs if pairs and pairs[0][0] is scale else []
+            pairs[state] = best
+    return pairs
+
+
+def _rule_states(
+    scale: ir.Value, flag: ir.Value | None, pairs: Mapping[ir.Value, ir.Value]
+) -> list[ir.Value]:
+    """Return the scale, and the added states that its next value depends on; none of a scale that the caller feeds."""
+    if scale not in pairs:
+        return []
+    above = ancestors([pairs[scale]], stop=lambda value: value is flag)
+    return [scale, *(state for state in pairs if state in above and state is not scale)]
 
 
 def _find_policy(
-    model: ir.Model, scale: ir.Value, flag: ir.Value | None, pairs: Sequence[tuple[ir.Value, ir.Value]]
+    model: ir.Model, scale: ir.Value, flag: ir.Value | None, pairs: Mapping[ir.Value, ir.Value]
 ) -> LossScale:
     """Identify the policy by evaluating the update rule, which may read its state and the flag alone."""
     fixed, initial = _number_of(scale), constant_number(scale, initial=True)
@@ -241,17 +252,17 @@ def _find_policy(
     initial = 2.0**15 if initial is None else initial
     if not pairs or flag is None:
         return ObservedLossScale(initial)
-    given = {flag, *(state for state, _ in pairs)}
-    above = ancestors([following for _, following in pairs], stop=given.__contains__)
+    given = {flag, *pairs}
+    above = ancestors(pairs.values(), stop=given.__contains__)
     others = [v.name for v in above if v.producer() is None and v not in given and constant_tensor(v) is None]
     if others:
         return ObservedLossScale(initial, faults=[f"the update rule reads {name!r}" for name in sorted(map(str, others))])
-    part = ir.convenience.extract(model.graph, [v for v in given if v in above], [following for _, following in pairs])
+    part = ir.convenience.extract(model.graph, [v for v in given if v in above], [*pairs.values()])
     evaluator = onnx.reference.ReferenceEvaluator(ir.serde.serialize_model(ir.Model(part, ir_version=model.ir_version)))
-    first = {state: constant_number(state, initial=True) or 0 for state, _ in pairs[2:]}
+    first = {state: constant_number(state, initial=True) or 0 for state in [*pairs][2:]}
 
     def rule(number: np.float32, count: int, finite: bool) -> tuple[np.float32, int]:
-        numbers = {**first, **dict(zip((state for state, _ in pairs), (number, count), strict=False)), flag: finite}
+        numbers = {**first, **dict(zip(pairs, (number, count), strict=False)), flag: finite}
         feeds = {v.name: np.full(_shape(v), n, (own_dtype(v) or ir.DataType.FLOAT).numpy()) for v, n in numbers.items()}
         wanted = {value.name for value in part.inputs}
         with np.errstate(all="ignore"):

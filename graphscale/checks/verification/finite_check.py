@@ -10,6 +10,7 @@ number.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,12 +30,18 @@ _OF_ALL = {"Add", "Concat", "Mean", "Mul", "Sub", "Sum"}
 _OF_FIRST = {"Abs", "Cast", "CastLike", "DepthToSpace", "Div", "Expand", "Flatten", "Identity", "Neg", "ReduceL1"}
 _OF_FIRST |= {"ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Reshape", "ReverseSequence", "SpaceToDepth"}
 # The same for flags, and their numbers 0 and 1: all are true where none is false, or some is where one is.
-_MOVES = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+_MOVES = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 _ALL_GOOD, _LEAST = {"And", "Concat", "Min", "Mul"}, {"ReduceMin", "ReduceProd"}
 _ANY_BAD, _MOST = {"Add", "Concat", "Max", "Or", "Sum"}, {"ReduceMax", "ReduceMean", "ReduceSum"}
 _COUNTS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE}
 _ON_COUNTS = _MOVES | _ALL_GOOD | _LEAST | _ANY_BAD | _MOST
-_COMPARES = {"Equal", "Greater", "Less"}
+_COMPARES = {
+    "Equal": operator.eq,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+}
 _OF_FIRST |= {"Squeeze", "Tile", "Transpose", "Unsqueeze", "ExpandDims"}
 
 
@@ -70,7 +77,7 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
             continue
         elif node.op_type == "Not":
             pending.append((operands[0], not good))
-        elif node.op_type in _MOVES:
+        elif node.op_type in _MOVES and not _repeats_nothing(node):
             pending.append((operands[0], good))
         elif node.op_type in (_ALL_GOOD if good else _ANY_BAD):
             pending += [(operand, good) for operand in operands]
@@ -78,8 +85,11 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
             pending.append((operands[0], good))
         elif node.op_type in _COMPARES:
             number, bound = _compared(node)
-            if bound == 0 and good == (node.op_type == "Equal"):
-                pending.append((number, False))  # a count of flags
+            holds = _COMPARES[node.op_type]
+            if bound is not None and np.isfinite(bound):
+                # A number that is 0 where a flag is false, or a count of true ones, which is at least 1 then.
+                pending += [(number, True)] if holds(0, bound) != good else []
+                pending += [(number, False)] if {holds(n, bound) for n in (1, 2, np.inf)} == {not good} else []
             elif bound == np.inf and good and node.op_type == "Less" and number is operands[0]:
                 magnitude = number.producer()
                 is_magnitude = magnitude is not None and magnitude.op_type == "Abs"
