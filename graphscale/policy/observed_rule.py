@@ -129,6 +129,10 @@ def _find_faults(rule: Rule, counts: Sequence[int], alike: LossScale | None) -> 
             text = f"it grows without a bound: from {_LARGEST:.3g} to {grown:g}, where no step is applied any more"
             yield text + ("" if alike is None else f"; below that it is {alike!r}")
             break
+    for count in [c for c in counts if c and rule(_SOME, c, True)[0] > _SOME][:1]:
+        grown, following = rule(_SOME, count, True)
+        if rule(grown, following, True)[0] > grown:
+            yield f"from count {count} on it grows at every step: a growth does not start the count again"
     for scale, count in itertools.product((_SOME, np.float32(2.0**24)), counts):
         lowered = rule(scale, count, False)[0]
         if not 0 < lowered < scale:

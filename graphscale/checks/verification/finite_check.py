@@ -90,10 +90,11 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
                 # A number that is 0 where a flag is false, or a count of true ones, which is at least 1 then.
                 pending += [(number, True)] if holds(0, bound) != good else []
                 pending += [(number, False)] if {holds(n, bound) for n in (1, 2, np.inf)} == {not good} else []
-            elif bound == np.inf and good and node.op_type == "Less" and number is operands[0]:
-                magnitude = number.producer()
-                is_magnitude = magnitude is not None and magnitude.op_type == "Abs"
-                found.append((number, _BOTH if is_magnitude else _NAN))
+            elif bound == np.inf and (magnitude := number.producer()) is not None and magnitude.op_type == "Abs":
+                if good and node.op_type == "Less" and number is operands[0]:
+                    found.append((number, _BOTH))
+                elif not good and node.op_type == "Equal":
+                    found.append((number, _INFINITE))
             elif node.op_type == "Equal" and good and operands[0] is operands[1]:
                 found.append((operands[0], _NAN))
         elif node.op_type == "IsNaN" and not good:

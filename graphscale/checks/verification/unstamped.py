@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ from graphscale.graph.order import check_order
 from graphscale.graph.stamp import has_lost_stamp, is_scaled
 from graphscale.graph.types import holds_all
 from graphscale.graph.values import constant_tensor, own_dtype
-from graphscale.graph.walks import ancestors
+from graphscale.graph.walks import ancestors, producers_of
 from graphscale.operators import Trait, has_trait
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy
@@ -171,6 +172,7 @@ def _find_untested(step: Step, tested: set[ir.Value], results: set[ir.Value]) ->
     """
     scale, states = step.scale.value, {*step.scale.states.values()}
     aside = {node for following in step.scale.next.values() for node in _nodes_of(following, {step.all_finite, *states})}
+    aside -= producers_of(ancestors(results))
     nodes = [node for node in step.graph if node not in aside]
     degrees, _ = scale_degrees(nodes, scale)
     multiples, known = dict[ir.Value, None](), set(tested)
@@ -224,15 +226,16 @@ def _describe_rule(step: Step) -> tuple[Check, list[str]]:
 
 
 def _name_preset(policy: DynamicLossScale) -> str | None:
-    """Return the project with the rule of a policy."""
+    """Name the projects with the rule of a policy."""
     own = {field: getattr(policy.rule, field) for field in _FREE}
     if DynamicLossScale(**own).rule == policy.rule:
         return "TensorFlow's rule"
-    for name in presets.NAMES:
-        preset: DynamicLossScale = getattr(presets, name)
-        if preset(**own).rule == policy.rule:  # type: ignore[operator]
-            return f"as presets.{name}"
-    return None
+    # Halving and doubling are exact in either arithmetic.
+    is_exact = {policy.rule.growth, policy.rule.multiplier} == {2.0} and policy.rule.backoff_factor in (None, 0.5)
+    kinds = ("float32", "float64") if is_exact else (policy.rule.arithmetic,)
+    rules = [dataclasses.replace(policy.rule, arithmetic=kind) for kind in kinds]
+    found = [name for name in presets.NAMES if getattr(presets, name)(**own).rule in rules]
+    return f"the rule of {' and '.join(found)}" if found else None
 
 
 def _compare_policies(policy: LossScale, expected: LossScale | str | None) -> Iterator[Check]:
