@@ -109,13 +109,23 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
 # --- the scale --------------------------------------------------------------------------------------------------------
 
 
-def powers_of(graph: ir.Graph, scale: ir.Value) -> dict[ir.Value, int]:
-    """Return the values with a power of a scale: itself, or of a constant one all constants of its number or inverse."""
+def powers_of(graph: ir.Graph, scale: ir.Value, original: ir.Graph) -> dict[ir.Value, tuple[int, float]]:
+    """Return the values with a power of a scale: the power, and the number beside it.
+
+    They are the scale itself, or of a constant one all new constants that are its product with a number of the
+    original, or a number over it: other tools fold it into others.
+    """
     number = _number_of(scale)
     if number is None:
-        return {scale: 1}
-    powers = {number: 1, 1 / number: -1}
-    return {value: powers[n] for value, n in _constants(graph) if n in powers}
+        return {scale: (1, 1.0)}
+    factor, known = max(number, 1 / number), {1.0, *(n for _, n in _constants(original))}
+    powers = dict[ir.Value, tuple[int, float]]()
+    with np.errstate(all="ignore"):
+        for value, n in _constants(graph):
+            for power, rest in ((1, float(np.float32(n / factor))), (-1, float(np.float32(n * factor)))):
+                if n not in known - {1.0} and rest in known:
+                    powers.setdefault(value, (power, rest))
+    return powers
 
 
 def _number_of(value: ir.Value) -> float | None:
@@ -145,10 +155,10 @@ def _find_scale(
     """Find the value whose powers cancel at some outputs, with the most contractions of the backward pass between."""
     numbers = {number for _, number in _constants(original)}
     inputs = [value for value in further if is_float(value) and is_scalar(value)]
-    constants = {number: value for value, number in _constants(graph) if number not in numbers and number > 1}
+    constants = {number: value for value, number in _constants(graph) if number not in numbers and number > 0}
     best, most = None, (False, 0)
     for value in (*inputs, *constants.values()):
-        flow = Flow(DegreeDomain(), {v: degree for v, degree in powers_of(graph, value).items()})
+        flow = Flow(DegreeDomain(), {v: power for v, (power, _) in powers_of(graph, value, original).items()})
         flow.visit_all(graph)
         elements = [flow.of(end) for end in ends]
         is_clean = not any(isinstance(each, Mixed) or each not in (0, ZERO) for each in elements)
@@ -248,7 +258,7 @@ def _find_policy(
     """Identify the policy by evaluating the update rule, which may read its state and the flag alone."""
     fixed, initial = _number_of(scale), constant_number(scale, initial=True)
     if fixed is not None:
-        return FixedLossScale(fixed)
+        return FixedLossScale(max(fixed, 1 / fixed))
     initial = 2.0**15 if initial is None else initial
     if not pairs or flag is None:
         return ObservedLossScale(initial)

@@ -113,11 +113,13 @@ def _describe(step: Step) -> Iterator[str]:
 
 def _compare_with_original(original: Step, step: Step) -> Check:
     """Compare the outputs and states of an applied step with the original's."""
-    powers, flag = powers_of(step.graph, step.scale.value), step.all_finite
+    powers = powers_of(step.graph, step.scale.value, original.graph)
+    flag = step.all_finite
 
     def applied(terms: Terms) -> Mapping[str, Number]:
         numbers = {
-            v.name or "": Number(terms.array_term(np.ones(_shape(v), np.float32)), power) for v, power in powers.items()
+            v.name or "": Number(terms.array_term(np.full(_shape(v), number, _dtype(v))), power)
+            for v, (power, number) in powers.items()
         }
         return numbers if flag is None else {**numbers, flag.name or "": Number(terms.true)}
 
@@ -138,6 +140,10 @@ def _compare_with_original(original: Step, step: Step) -> Check:
 def _shape(value: ir.Value) -> tuple[int, ...]:
     tensor = constant_tensor(value)
     return tuple(tensor.shape.numpy()) if tensor is not None else (1,) * len(value.shape or ())
+
+
+def _dtype(value: ir.Value) -> np.dtype[Any]:
+    return (own_dtype(value) or ir.DataType.FLOAT).numpy()
 
 
 def _check_flag(original: Step, step: Step) -> Iterator[Check]:
