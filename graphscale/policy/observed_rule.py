@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -80,8 +81,9 @@ def identify_policy(rule: Rule, initial: float, numbers: Iterable[float]) -> Los
         if alike is not None and is_bounded:
             return alike
     shown = sorted({0, *growing[:1]})
-    rows = [(s, c, ok, *rule(np.float32(s), c, ok)) for s in (_SOME, _LARGEST) for c in shown for ok in (True, False)]
-    return ObservedLossScale(initial, [[*map(float, row)] for row in rows], tuple(_find_faults(rule, sorted(counts), alike)))
+    states = itertools.product((_SOME, _LARGEST), shown, (True, False))
+    rows = [[float(x) for x in (s, c, ok, *rule(s, c, ok))] for s, c, ok in states]
+    return ObservedLossScale(initial, rows, tuple(_find_faults(rule, sorted(counts), alike)))
 
 
 def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossScale]:
@@ -99,19 +101,14 @@ def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossS
     delay, period = ("always", count) if limit == _LARGEST else ("none", count + 1)
     for kind in ("float32", "float64"):
         for factors in ({"multiplier": growth}, {"growth_factor": growth, "backoff_factor": backoff}):
-            try:
-                yield DynamicLossScale(
-                    **{"initial_loss_scale": initial, "increment_period": period, "min_loss_scale": floor, **factors},
-                    max_loss_scale=limit,
-                    growth_delay=delay,
-                    arithmetic=kind,
-                )
-            except InvalidLossScaleError:
-                continue
+            numbers: dict[str, Any] = {"min_loss_scale": floor, "max_loss_scale": limit, **factors}
+            numbers |= {"growth_delay": delay, "arithmetic": kind}
+            with contextlib.suppress(InvalidLossScaleError):
+                yield DynamicLossScale(initial, period, **numbers)
 
 
 def _is_equal(rule: Rule, policy: DynamicLossScale, counts: Sequence[int], *, to_end: bool) -> bool:
-    """Return whether a rule is a policy's on the grid of the states that the policy reaches, or those of no overflow."""
+    """Return whether a rule is a policy's on the grid of its reachable states, all or those without overflow."""
     least, most = policy.rule.ranges["loss_scale"]  # type: ignore[index]
     scales = [s for s in (*_SCALES, *_ENDS[: len(_ENDS) * to_end]) if least <= s <= most]
     for scale, count, finite in itertools.product(scales, counts, (True, False)):

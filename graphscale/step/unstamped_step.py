@@ -51,7 +51,10 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
     graph = model.graph
     sources = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
     outputs = {value.name: value for value in graph.outputs}
-    for kind, values, present in (("input", original.graph.inputs, sources), ("output", original.graph.outputs, outputs)):
+    for kind, values, present in (
+        ("input", original.graph.inputs, sources),
+        ("output", original.graph.outputs, outputs),
+    ):
         missing = next((value.name for value in values if value.name not in present), None)
         if missing is not None:
             raise ModelFileError(f"{name} has no {kind} {missing!r}, which the original has")
@@ -73,9 +76,15 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
     rule = _rule_states(scale, flag, added)
     roles = dict(zip((ScaledValue.LOSS_SCALE, *_COUNTS), rule, strict=False))
     policy = _find_policy(model, scale, flag, {state: added[state] for state in rule})
-    names = {ScaledValue.LOSS_SCALE: scale, ScaledValue.ALL_FINITE: flag, ScaledValue.LOSS: outputs.get(original.loss.name)}
+    names = {
+        ScaledValue.LOSS_SCALE: scale,
+        ScaledValue.ALL_FINITE: flag,
+        ScaledValue.LOSS: outputs.get(original.loss.name),
+    }
     names |= roles
-    kept = [(sources[u.input.name], outputs[u.output.name]) for u in original.states if u.kept and u.input.name in sources]
+    kept = [
+        (sources[u.input.name], outputs[u.output.name]) for u in original.states if u.kept and u.input.name in sources
+    ]
     return Step(
         graph=graph,
         loss=outputs.get(original.loss.name, ir.val("")),
@@ -229,22 +238,20 @@ def _is_negation(value: ir.Value) -> bool:
 def _pair_up(
     graph: ir.Graph, scale: ir.Value, further: Sequence[ir.Value], results: Iterable[ir.Value]
 ) -> dict[ir.Value, ir.Value]:
-    """Pair the scale and the other added states with their next values: outputs of the same type that depend on them."""
+    """Pair the scale and the other added states with their next values: outputs of their type that depend on them."""
     pairs, free = dict[ir.Value, ir.Value](), list(results)
     for state in (scale, *(value for value in further if value is not scale)):
         reached = reach(graph, [state])
         fitting = [v for v in free if v in reached and same_type(v, state)]
         if fitting:
             # Of several, one with the state's name.
-            best = max(fitting, key=lambda v, name=state.name or "": name in (v.name or ""))
+            best = next((v for v in fitting if (state.name or "") in (v.name or "")), fitting[0])
             free.remove(best)
             pairs[state] = best
     return pairs
 
 
-def _rule_states(
-    scale: ir.Value, flag: ir.Value | None, pairs: Mapping[ir.Value, ir.Value]
-) -> list[ir.Value]:
+def _rule_states(scale: ir.Value, flag: ir.Value | None, pairs: Mapping[ir.Value, ir.Value]) -> list[ir.Value]:
     """Return the scale, and the added states that its next value depends on; none of a scale that the caller feeds."""
     if scale not in pairs:
         return []
@@ -266,14 +273,18 @@ def _find_policy(
     above = ancestors(pairs.values(), stop=given.__contains__)
     others = [v.name for v in above if v.producer() is None and v not in given and constant_tensor(v) is None]
     if others:
-        return ObservedLossScale(initial, faults=[f"the update rule reads {name!r}" for name in sorted(map(str, others))])
+        return ObservedLossScale(
+            initial, faults=[f"the update rule reads {name!r}" for name in sorted(map(str, others))]
+        )
     part = ir.convenience.extract(model.graph, [v for v in given if v in above], [*pairs.values()])
     evaluator = onnx.reference.ReferenceEvaluator(ir.serde.serialize_model(ir.Model(part, ir_version=model.ir_version)))
     first = {state: constant_number(state, initial=True) or 0 for state in [*pairs][2:]}
 
     def rule(number: np.float32, count: int, finite: bool) -> tuple[np.float32, int]:
         numbers = {**first, **dict(zip(pairs, (number, count), strict=False)), flag: finite}
-        feeds = {v.name: np.full(_shape(v), n, (own_dtype(v) or ir.DataType.FLOAT).numpy()) for v, n in numbers.items()}
+        feeds = {
+            v.name or "": np.full(_shape(v), n, (own_dtype(v) or ir.DataType.FLOAT).numpy()) for v, n in numbers.items()
+        }
         wanted = {value.name for value in part.inputs}
         with np.errstate(all="ignore"):
             results = evaluator.run(None, {name: array for name, array in feeds.items() if name in wanted})

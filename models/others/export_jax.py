@@ -1,6 +1,6 @@
 """Export JAX training steps to ONNX, each without a loss scale and with the one of another project.
 
-    pip install "jax==0.10.2" "flax==0.12.8" "keras==3.15.1" "jax2onnx==0.17.1" "onnx==1.23.2" "onnxruntime==1.31.1" numpy
+    pip install "jax==0.10.2" "flax==0.12.8" "keras==3.15.1" "jax2onnx==0.17.1" "onnx==1.23.2" "onnxruntime==1.31.1"
     python -m models.others.export_jax        # CPython 3.11
 
 NAME.onnx is the scaled step, and ORIGINAL.onnx the step that it was made from.
@@ -8,11 +8,10 @@ NAME.onnx is the scaled step, and ORIGINAL.onnx the step that it was made from.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import os
 
 os.environ["KERAS_BACKEND"] = "jax"
 

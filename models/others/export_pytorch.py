@@ -3,8 +3,8 @@
     pip install torch==2.13.0 onnx==1.23.2 onnxscript onnx-ir
     python -m models.others.export_pytorch
 
-pytorch_grad_scaler.onnx is the scaled step, and pytorch_step.onnx its original: make_fx traces forward and backward pass
-and optimizer, and torch.onnx.export translates the trace. GradScaler's two kernels are written as formulas: the
+pytorch_grad_scaler.onnx is the scaled step, and pytorch_step.onnx its original: make_fx traces forward pass, backward
+pass and optimizer, and torch.onnx.export translates the trace. GradScaler's two kernels are written as formulas: the
 exporter has no translation for them.
 """
 

@@ -3,10 +3,10 @@
     pip install tensorflow-cpu==2.19.0 tf2onnx==1.17.0 onnx==1.22.0 onnxruntime
     python -m models.others.export_tensorflow
 
-tensorflow_step.onnx is the original. In tensorflow_cond.onnx the rule of `tf.compat.v1.mixed_precision.DynamicLossScale`
-is written on tensors, with the same `tf.cond`: tf2onnx converts no variable that is assigned inside of a condition. In
-tensorflow_where.onnx `tf.where` leaves out a growth that overflows: tf2onnx writes it as a sum of products with 0 and 1,
-and infinity times 0 is NaN.
+tensorflow_step.onnx is the original. In tensorflow_cond.onnx the rule of TensorFlow's DynamicLossScale is written on
+tensors, with the same `tf.cond`: tf2onnx converts no variable that is assigned inside of a condition. In
+tensorflow_where.onnx `tf.where` leaves out a growth that overflows: tf2onnx writes it as a sum of products with 0 and
+1, and infinity times 0 is NaN.
 """
 
 from __future__ import annotations

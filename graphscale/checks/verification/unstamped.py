@@ -1,4 +1,4 @@
-"""verify for a step that somebody else scaled: the relation with the original, the finite check, the rule, the trial."""
+"""verify for a step that somebody else scaled: relation with the original, finite check, update rule, trial."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from graphscale.graph.inference import infer_types
 from graphscale.graph.order import check_order
 from graphscale.graph.stamp import has_lost_stamp, is_scaled
 from graphscale.graph.types import holds_all
-from graphscale.graph.values import constant_tensor, own_dtype
+from graphscale.graph.values import constant_tensor, operands_of, own_dtype
 from graphscale.graph.walks import ancestors, producers_of
 from graphscale.operators import Trait, has_trait
 from graphscale.passes.preparation import prepare
@@ -177,42 +177,41 @@ def _find_untested(step: Step, tested: set[ir.Value], results: set[ir.Value]) ->
     A tested multiple needs no second test after views and casts to a wider type; a narrower one may overflow again.
     """
     scale, states = step.scale.value, {*step.scale.states.values()}
-    aside = {node for following in step.scale.next.values() for node in _nodes_of(following, {step.all_finite, *states})}
+    aside = {
+        node for following in step.scale.next.values() for node in _nodes_of(following, {step.all_finite, *states})
+    }
     aside -= producers_of(ancestors(results))
     nodes = [node for node in step.graph if node not in aside]
     degrees, _ = scale_degrees(nodes, scale)
-    multiples, known = dict[ir.Value, None](), set(tested)
-    alone = {scale, *(v for v in degrees if _follows_from(v, scale))}
+    multiples, known, alone = dict[ir.Value, None](), set(tested), {scale}
     for node in nodes:
+        follows = all(v in alone or constant_tensor(v) is not None for v in operands_of(node))
+        alone.update(node.outputs if follows and not alone.isdisjoint(node.inputs) else ())
+        operand = node.inputs[0] if node.inputs else None
+        is_same = has_trait(node, Trait.EXACT) and operand is not None and operand in known
         for value in node.outputs:
             if degrees.get(value, 0) in (0, ZERO) or value in alone or value in known:
                 continue
-            operand = node.inputs[0] if node.inputs else None
-            is_same = has_trait(node, Trait.EXACT) and operand in known
-            if is_same and holds_all(own_dtype(value), None if operand is None else own_dtype(operand)):
+            if is_same and operand is not None and holds_all(own_dtype(value), own_dtype(operand)):
                 known.add(value)
             else:
                 multiples[value] = None
     for value, loss in find_lost(nodes, scale, tested).items():
         yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
-    stop = (tested - alone) | {step.all_finite}
+    stop = {value for value in (*tested, step.all_finite) if value is not None and value not in alone}
+    # The relation names an output that is a multiple itself.
+    reached = reach(nodes, [value for value in multiples if value not in results], stop)
     for value in step.graph.outputs:
-        if value in results:
-            # The relation names an output that is a multiple itself.
-            passed = next((m for m in reversed(multiples) if m is not value and value in reach(nodes, [m], stop)), None)
-            if passed is not None:
-                yield f"{value.name!r} reads the multiple {passed.name!r} of the scale, which no finite check tests"
+        if value in results and value in reached:
+            above = ancestors([value], stop=stop.__contains__) - {value}
+            passed = next(multiple for multiple in reversed(multiples) if multiple in above)
+            yield f"{value.name!r} reads the multiple {passed.name!r} of the scale, which no finite check tests"
 
 
 def _nodes_of(value: ir.Value, stop: set[ir.Value | None]) -> Iterator[ir.Node]:
     for each in ancestors([value], stop=stop.__contains__):
         if each not in stop and (node := each.producer()) is not None:
             yield node
-
-
-def _follows_from(value: ir.Value, scale: ir.Value) -> bool:
-    above = ancestors([value], stop=lambda v: v is scale)
-    return all(v is scale or constant_tensor(v) is not None for v in above if v.producer() is None)
 
 
 # --- the policy -------------------------------------------------------------------------------------------------------

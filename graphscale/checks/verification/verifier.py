@@ -157,19 +157,17 @@ def verify(
         "derivatives": derivatives,
         "replay": replay,
     }
-    report = _verify_several(original, scaled, loss, trained, single, progress)
-    if report is not None:
-        return report
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     expected_policy = parse_expectation(expect_policy)
-    progress("scaling the original again", 0, 0)
     hints = Hints(loss, place, gradients or (), updates, answers)
+    report = _verify_several(original, scaled, loss, trained, single, progress) or _verify_unstamped(
+        original, scaled, hints, expected_policy, runs, {**single, "trained": trained}
+    )
+    if report is not None:
+        return report
+    progress("scaling the original again", 0, 0)
     if _is_folder(original):
         original, hints = _fuse(str(original), scaled, hints)
-    other = open_unstamped(scaled)
-    if other is not None:
-        _refuse_options(single | {"trained": trained})
-        return verify_unstamped(original, other, hints, expected_policy, runs=runs)
     pair, translation = open_pair(original, scaled, hints)
     notes = [*describe_promises(pair), *pair.notes]
     found = Measurements(notes=notes, progress=progress, tolerance=tolerance)
@@ -208,12 +206,21 @@ def verify(
     return _report(found, pair)
 
 
-def _refuse_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that are for files that graphscale scaled."""
+def _verify_unstamped(
+    original: Model, scaled: Model, hints: Hints, expected: Any, runs: int, single: Mapping[str, Any]
+) -> VerifyReport | None:
+    """Verify a graph that somebody else scaled; return None for others.
+
+    The options `single` are for graphs that graphscale scaled, but for the names in the original, and the policy.
+    """
+    model = open_unstamped(scaled)
+    if model is None:
+        return None
     names = ("tolerance", "feeds", "dims", "expect_dtype", "numeric", "derivatives", "replay", "trained")
-    given = next((name for name in names if options.get(name)), None)
+    given = next((name for name in names if single[name]), None)
     if given is not None:
         raise VerifyError(f"{given} is for files that graphscale scaled")
+    return verify_unstamped(original, model, hints, expected, runs=runs)
 
 
 def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:

@@ -24,10 +24,12 @@ ORIGINAL = f"{_HEAD}step ({_INPUTS}) => ({_OUTPUTS}) <{_CONSTANTS}> {{{FORWARD}{
 )
 RIGHT = (
     f"""{_HEAD}step ({_INPUTS}, float scale, int64 good) => ({_OUTPUTS}, float scale_next, int64 good_next)
-<{_CONSTANTS}, float scale = {{4096}}, int64 good = {{0}}, float two = {{2}}, float zero = {{0}}, float most = {{16777216}},
- int64 none = {{0}}, int64 next = {{1}}, int64 period = {{500}}> {{{FORWARD}"""
-    + BACKWARD.replace("dy =", "dy_plain =").replace("at =", "dy = Mul(scale, dy_plain)\n    at =", 1)
-    .replace("dw1 =", "dw1_scaled =").replace("dw2 =", "dw2_scaled =")
+<{_CONSTANTS}, float scale = {{4096}}, int64 good = {{0}}, float two = {{2}}, float zero = {{0}},
+ float most = {{16777216}}, int64 none = {{0}}, int64 next = {{1}}, int64 period = {{500}}> {{{FORWARD}"""
+    + BACKWARD.replace("dy =", "dy_plain =")
+    .replace("at =", "dy = Mul(scale, dy_plain)\n    at =", 1)
+    .replace("dw1 =", "dw1_scaled =")
+    .replace("dw2 =", "dw2_scaled =")
     + """
     inverse = Reciprocal(scale)
     dw1 = Mul(inverse, dw1_scaled)
@@ -83,12 +85,12 @@ WRONG: Mapping[str, tuple[str, str, str]] = {
     "a gradient that is not unscaled": (
         changed(RIGHT, dw2="dw2 = Identity(dw2_scaled)"),
         "equal to the original",
-        "'w2_next' is computed in another way: by no power of the scale (Sub of node 'Sub -> w2_new' is not linear in 'c2')",
+        "by no power of the scale (Sub of node 'Sub -> w2_new' is not linear in 'c2')",
     ),
     "a gradient that is unscaled twice": (
         changed(RIGHT, dw2="dw2_once = Div(dw2_scaled, scale)\n    dw2 = Mul(dw2_once, inverse)"),
         "equal to the original",
-        "'w2_next' is computed in another way: by no power of the scale (Sub of node 'Sub -> w2_new' is not linear in 'c2')",
+        "by no power of the scale (Sub of node 'Sub -> w2_new' is not linear in 'c2')",
     ),
     "a check without one gradient": (
         changed(RIGHT, sum="sum = Identity(sum1)"),
@@ -111,7 +113,11 @@ WRONG: Mapping[str, tuple[str, str, str]] = {
         "after a non-finite gradient the scale 1024 becomes 1024, and should fall",
     ),
     "a scale that reads the loss": (
-        changed(RIGHT, lowered="lowered = Max(halved, w_sum)", few="few = Less(counted, period)\n    w_sum = ReduceSum<keepdims = 0>(m1)"),
+        changed(
+            RIGHT,
+            lowered="lowered = Max(halved, w_sum)",
+            few="few = Less(counted, period)\n    w_sum = ReduceSum<keepdims = 0>(m1)",
+        ),
         "update rule",
         "the update rule reads 'm1'",
     ),

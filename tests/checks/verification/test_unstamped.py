@@ -74,7 +74,9 @@ def test_check_before_a_narrowing_cast() -> None:
 
 def test_rule_that_reads_the_old_count() -> None:
     """It grows one step later: a policy, and another one than expected."""
-    text = hand_scaled.changed(hand_scaled.RIGHT, few="few = Less(good, period)", count="count = Where(few, counted, none)")
+    text = hand_scaled.changed(
+        hand_scaled.RIGHT, few="few = Less(good, period)", count="count = Where(few, counted, none)"
+    )
     expected = gs.DynamicLossScale(4096, 500, max_loss_scale=2.0**24)
     assert gs.verify(parse(hand_scaled.ORIGINAL), parse(hand_scaled.RIGHT), runs=0, expect_policy=expected).ok
     report = gs.verify(parse(hand_scaled.ORIGINAL), parse(text), runs=0, expect_policy=expected)
