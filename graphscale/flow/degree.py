@@ -215,8 +215,8 @@ def _power_of(
     if rule.kind is Kind.POWER:
         degree = degrees[data[0]]
         return ZERO if degree is ZERO and rule.power > 0 else (degree or 0) * rule.power
-    if rule.kind is Kind.COMPARE:
-        data = tuple([i for i in data if not _is_infinite(node.inputs[i])])  # its multiples are infinite
+    if rule.kind is Kind.COMPARE:  # multiples of infinity are infinite
+        data = tuple([i for i in data if not math.isinf(constant_number(node.inputs[i]) or 0)])
     if rule.kind in (Kind.LINEAR, Kind.COMPARE):
         agreed = agree(node, data, degrees, is_zero)
         return agreed if rule.kind is Kind.LINEAR or isinstance(agreed, Conflict) or not agreed else 0
@@ -233,10 +233,6 @@ def _power_of(
     if total == 0:
         return Conflict(node, tuple(added), others=data, degree=_largest(degrees, added))
     return Conflict(node, factors, others=tuple(added), degree=total)
-
-
-def _is_infinite(value: ir.Value | None) -> bool:
-    return math.isinf(constant_number(value) or 0)
 
 
 def agree(

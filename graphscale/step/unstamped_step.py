@@ -23,8 +23,8 @@ from graphscale.flow.support import reach
 from graphscale.graph.builder import Editor
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_float, is_scalar, own_dtype, uses_of
-from graphscale.graph.walks import ancestors, source_by_trait
-from graphscale.operators import Trait
+from graphscale.graph.walks import ancestors
+from graphscale.operators import Trait, has_trait
 from graphscale.policy.loss_scale import FixedLossScale, LossScale
 from graphscale.policy.names import ScaledValue
 from graphscale.policy.observed_rule import ObservedLossScale, identify_policy
@@ -201,8 +201,11 @@ def _find_flag(graph: ir.Graph, scale: ir.Value, pairs: Mapping[ir.Value, ir.Val
 
 def _positive(graph: ir.Graph, flag: ir.Value, fails_as: bool) -> ir.Value:
     """Return the flag at the top of negations and views of itself, or the opposite of one that is true for failure."""
-    while (value := source_by_trait(flag, Trait.VIEW)) is not flag or _is_negation(flag):
-        flag, fails_as = (value, fails_as) if value is not flag else (inputs_of(_node(flag))[0], not fails_as)
+    while has_trait(_node(flag), Trait.VIEW) or _is_negation(flag):
+        value = inputs_of(_node(flag))[0]
+        if value.producer() is None or own_dtype(value) is not ir.DataType.BOOL:
+            break  # a cast of a number
+        flag, fails_as = value, fails_as != _is_negation(flag)
     if not fails_as:
         return flag
     editor, opposites = Editor(graph), [node for node, _ in uses_of(flag) if _is_negation(node.outputs[0])]

@@ -16,6 +16,7 @@ from tests.conftest import MODELS
 _UNBOUNDED = "it grows without a bound: from 3.4e+38 to {}, where no step is applied any more; below that it is Dynamic"
 OTHERS = [
     ("flax_dynamic_scale", "jax_step", "verified", ("growth_delay='always'), the rule of flax",)),
+    ("jmp_dynamic_loss_scale", "jax_step", "verified", ("multiplier=2.0), TensorFlow's rule",)),
     ("keras_loss_scale", "keras_step", "1 check failed", (_UNBOUNDED.format("inf"),)),
     ("pytorch_grad_scaler", "pytorch_step", "verified", ("min_loss_scale=0.0), the rule of keras and torch",)),
     ("tensorflow_cond", "tensorflow_step", "verified", ("multiplier=2.0), TensorFlow's rule",)),
@@ -35,7 +36,7 @@ def _details(report: VerifyReport) -> str:
 
 @pytest.mark.parametrize(("scaled", "original", "verdict", "sentences"), OTHERS, ids=[row[0] for row in OTHERS])
 def test_step_of_another_project(scaled: str, original: str, verdict: str, sentences: tuple[str, ...]) -> None:
-    folder = MODELS / "others"
+    folder = MODELS / "zoo" / "others"
     report = gs.verify(folder / f"{original}.onnx", folder / f"{scaled}.onnx")
     assert report.verdict == verdict
     for sentence in sentences:
@@ -149,6 +150,6 @@ def test_options_for_own_files() -> None:
 
 @pytest.mark.parametrize("name", [row[0] for row in OTHERS])
 def test_fixtures_are_no_files_of_ours(name: str) -> None:
-    model = onnx.load(MODELS / "others" / f"{name}.onnx")
+    model = onnx.load(MODELS / "zoo" / "others" / f"{name}.onnx")
     assert not [prop.key for prop in model.metadata_props if "graphscale" in prop.key]
     assert not [node.name for node in model.graph.node if node.domain == "graphscale"]

@@ -1,7 +1,7 @@
 """Export TensorFlow training steps to ONNX with tf2onnx, without a loss scale and with the rule of TensorFlow.
 
     pip install tensorflow-cpu==2.19.0 tf2onnx==1.17.0 onnx==1.22.0 onnxruntime
-    python -m models.others.export_tensorflow
+    python -m models.zoo.others.export_tensorflow
 
 tensorflow_step.onnx is the original. In tensorflow_cond.onnx the rule of TensorFlow's DynamicLossScale is written on
 tensors, with the same `tf.cond`: tf2onnx converts no variable that is assigned inside of a condition. In

@@ -1,7 +1,7 @@
 """Export JAX training steps to ONNX, each without a loss scale and with the one of another project.
 
-    pip install "jax==0.10.2" "flax==0.12.8" "keras==3.15.1" "jax2onnx==0.17.1" "onnx==1.23.2" "onnxruntime==1.31.1"
-    python -m models.others.export_jax        # CPython 3.11
+    pip install "jax==0.10.2" "flax==0.12.8" "jmp==0.0.4" "keras==3.15.1" "jax2onnx==0.17.1" "onnx" onnxruntime
+    python -m models.zoo.others.export_jax        # CPython 3.11
 
 NAME.onnx is the scaled step, and ORIGINAL.onnx the step that it was made from.
 """
@@ -17,6 +17,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
 import jax.numpy as jnp
+import jmp
 import keras
 import numpy as np
 import onnx
@@ -64,6 +65,23 @@ def flax_dynamic_scale(state: State, batch: Batch) -> tuple[State, jax.Array]:
     old = {key: state[key] for key in new}
     new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
     return {**new, "dynamic_scale": scale}, loss
+
+
+def jmp_dynamic_loss_scale(state: State, batch: Batch) -> tuple[State, jax.Array]:
+    """The step with jmp's DynamicLossScale, as its documentation shows it."""
+    scale = jmp.DynamicLossScale(state["loss_scale"], state["counter"])
+
+    def scaled(params: State) -> tuple[jax.Array, jax.Array]:
+        loss = loss_of(params, batch)
+        return scale.scale(loss), loss
+
+    grads, loss = jax.grad(scaled, has_aux=True)(state["params"])
+    grads = scale.unscale(grads)
+    finite = jmp.all_finite(grads)
+    scale = scale.adjust(finite)
+    new = apply(state, grads)
+    new = jmp.select_tree(finite, new, {key: state[key] for key in new})
+    return {**new, "loss_scale": scale.loss_scale, "counter": scale.counter}, loss
 
 
 def keras_step(optimizer: keras.Optimizer) -> tuple[Callable[..., Any], State]:
@@ -115,6 +133,8 @@ if __name__ == "__main__":
     export(plain, state_of(), "jax_step")
     scale = DynamicScale(fin_steps=jnp.int32(0), scale=jnp.float32(65536))
     export(flax_dynamic_scale, {**state_of(), "dynamic_scale": scale}, "flax_dynamic_scale")
+    own = {"loss_scale": jnp.float32(2**15), "counter": jnp.int32(0)}
+    export(jmp_dynamic_loss_scale, {**state_of(), **own}, "jmp_dynamic_loss_scale")
     for name, wrap in (("keras_step", lambda inner: inner), ("keras_loss_scale", keras.optimizers.LossScaleOptimizer)):
         step, state = keras_step(wrap(keras.optimizers.SGD(RATE, momentum=MOMENTUM)))
         export(step, state, name)

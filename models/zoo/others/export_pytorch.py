@@ -1,7 +1,7 @@
 """Export PyTorch training steps to ONNX, without a loss scale and with the arithmetic of GradScaler.
 
     pip install torch==2.13.0 onnx==1.23.2 onnxscript onnx-ir
-    python -m models.others.export_pytorch
+    python -m models.zoo.others.export_pytorch
 
 pytorch_grad_scaler.onnx is the scaled step, and pytorch_step.onnx its original: make_fx traces forward pass, backward
 pass and optimizer, and torch.onnx.export translates the trace. GradScaler's two kernels are written as formulas: the

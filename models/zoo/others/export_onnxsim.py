@@ -1,7 +1,7 @@
 """Export the training steps that onnxsim makes of an inference file, without a loss scale and with its static one.
 
     pip install "onnxsim==0.8.1" "onnx==1.23.2" "onnxruntime==1.31.1" numpy
-    python -m models.others.export_onnxsim
+    python -m models.zoo.others.export_onnxsim
 
 onnxsim_static_scale.onnx is the scaled step, and onnxsim_step.onnx its original. onnxsim numbers its values; states and
 next values get the same names in both.
