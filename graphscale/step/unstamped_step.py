@@ -64,7 +64,7 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
     scale = _find_scale(graph, original.graph, further, ends)
     if scale is None:
         raise ModelFileError(
-            f"{name} has no loss scale: no input and no constant that the original lacks multiplies its backward pass"
+            f"{name} carries no loss scale: no input and no constant that the original lacks multiplies its backward pass"
         )
     pairs = {
         sources[update.input.name]: outputs[update.output.name]

@@ -133,7 +133,7 @@ def test_static_scale_by_hand() -> None:
     report = gs.verify(parse(original), parse(text))
     assert report.verdict == "verified; applies non-finite gradients: FixedLossScale(1024.0)"
     wrong = text.replace("dw2 = Div(dw2_scaled, scale)", "dw2 = Identity(dw2_scaled)")
-    with pytest.raises(ModelFileError, match="has no loss scale"):
+    with pytest.raises(ModelFileError, match="carries no loss scale"):
         gs.verify(parse(original), parse(wrong))
 
 
