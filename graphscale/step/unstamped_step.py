@@ -7,7 +7,7 @@ at the outputs of the original. The finite flag is the one that keeps states if 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx.reference
@@ -64,14 +64,14 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
     scale = _find_scale(graph, original.graph, further, ends)
     if scale is None:
         raise ModelFileError(
-            f"{name} carries no loss scale: no input and no constant that the original lacks multiplies its backward pass"
+            f"{name} carries no loss scale: no input or constant that the original lacks multiplies its backward pass"
         )
     pairs = {
         sources[update.input.name]: outputs[update.output.name]
         for update in original.states
         if not update.kept and update.input.name in sources
     }
-    flag = None if constant_tensor(scale) is not None else _find_flag(graph, scale, pairs)
+    flag = None if constant_tensor(scale) is not None else _find_flag(graph, scale, pairs, ends)
     added = _pair_up(graph, scale, further, [v for v in graph.outputs if v not in ends])
     rule = _rule_states(scale, flag, added)
     roles = dict(zip((ScaledValue.LOSS_SCALE, *_COUNTS), rule, strict=False))
@@ -182,14 +182,21 @@ def _find_scale(
 # --- the finite flag --------------------------------------------------------------------------------------------------
 
 
-def _find_flag(graph: ir.Graph, scale: ir.Value, pairs: Mapping[ir.Value, ir.Value]) -> ir.Value | None:
-    """Find the flag that decides whether most states keep their old values, as a value that is true if they do not."""
+def _find_flag(
+    graph: ir.Graph, scale: ir.Value, pairs: Mapping[ir.Value, ir.Value], ends: Collection[ir.Value]
+) -> ir.Value | None:
+    """Find the flag that decides whether most states keep their old values, as a value that is true if they do not.
+
+    Of a step without states it is a further output, by which the caller skips.
+    """
     reached = reach(graph, [scale])
     flags = [v for node in graph for v in node.outputs if own_dtype(v) is ir.DataType.BOOL and v in reached]
-    above = ancestors(pairs.values() or graph.outputs)
-    flags = [v for v in reversed(flags) if v in above and (v.shape is None or is_scalar(v))][:_TRIED]
+    flags = [v for v in flags if v.shape is None or is_scalar(v)]
+    if not pairs:
+        return next((v for v in flags if v in graph.outputs and v not in ends), None)
+    above = ancestors(pairs.values())
     found, most = None, 0
-    for flag, result in itertools.product(flags, (False, True)):
+    for flag, result in itertools.product([v for v in reversed(flags) if v in above][:_TRIED], (False, True)):
         outcomes = Outcomes(graph, {flag: result}, pairs)
         count = sum(is_kept(outcomes.of(following), state) for state, following in pairs.items())
         if count > most:

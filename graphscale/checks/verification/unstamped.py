@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.hints import Hints
+from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
 from graphscale.checks.relation.relate import Relation, no_numbers
 from graphscale.checks.relation.terms import Number, Terms
@@ -36,6 +36,7 @@ from graphscale.graph.types import holds_all
 from graphscale.graph.values import constant_tensor, operands_of, own_dtype
 from graphscale.graph.walks import ancestors, producers_of
 from graphscale.operators import Trait, has_trait
+from graphscale.passes import LowerTrainingOps, replace_training_ops
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy
 from graphscale.policy import presets
@@ -44,6 +45,7 @@ from graphscale.policy.observed_rule import ObservedLossScale
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
 from graphscale.step.unstamped_step import powers_of, read_unstamped
+from graphscale.targets import TARGETS
 
 __all__ = ["open_unstamped", "verify_unstamped"]
 
@@ -76,9 +78,10 @@ def verify_unstamped(
         raise AlreadyScaledError(f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED")
     for each, its_name in ((first, first_name), scaled):
         check_order(each.graph, its_name)
-    prepare(first, hints)
-    prepare(model)
-    infer_types(model)  # other tools leave types out
+        prepare(each, hints if each is first else NO_HINTS)
+        infer_types(each)  # other tools leave types out
+    if not LowerTrainingOps.applies(model):
+        replace_training_ops(first, TARGETS["onnx"])
     found = understand(first, hints)
     step = read_unstamped(model, found, name)
     rule, rows = _describe_rule(step)
@@ -153,6 +156,8 @@ def _check_flag(original: Step, step: Step) -> Iterator[Check]:
         is_fixed = isinstance(step.scale.policy, FixedLossScale)
         detail = "a constant scale without a finite check: every step is applied"
         reason = "no flag that depends on a gradient keeps the states of the original"
+        if not original.states:
+            reason = "no further output is a flag by which the caller can skip the step"
         for name in names:
             yield Check(name, SKIPPED if is_fixed else FAILS, detail if is_fixed else reason, True)
         return
@@ -168,7 +173,8 @@ def _check_flag(original: Step, step: Step) -> Iterator[Check]:
         for each in guarded
         if not is_kept(outcomes.of(each.next), each.input)
     )
-    yield Check.proved(names[1], unguarded, f"{len(guarded)} states")
+    what = f"{len(guarded)} states" if guarded else f"there are none: the caller skips by {flag.name!r}"
+    yield Check.proved(names[1], unguarded, what)
 
 
 def _find_untested(step: Step, tested: set[ir.Value], results: set[ir.Value]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+import onnx.inliner
 import pytest
 
 import graphscale as gs
@@ -153,3 +154,45 @@ def test_fixtures_are_no_files_of_ours(name: str) -> None:
     model = onnx.load(MODELS / "zoo" / "others" / f"{name}.onnx")
     assert not [prop.key for prop in model.metadata_props if "graphscale" in prop.key]
     assert not [node.name for node in model.graph.node if node.domain == "graphscale"]
+
+
+def _without_metadata(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A scaled model as a tool leaves it that inlines functions and drops metadata and names of nodes."""
+    model = onnx.inliner.inline_local_functions(model)
+    del model.metadata_props[:]
+    graphs = [model.graph]
+    for graph in graphs:
+        for number, node in enumerate(graph.node):
+            del node.metadata_props[:]
+            node.name = f"node_{number}"
+            graphs += [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
+    return model
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "jax/mlp",  # only gradients leave it
+        "jax/mlp_adamw_clip",
+        "ort/conv",
+        "pytorch/mlp_momentum",
+        "pytorch/two_losses",
+        "tensorflow/keras_dense_adam",
+    ],
+)
+def test_own_file_without_metadata(name: str) -> None:
+    model = onnx.load(MODELS / f"{name}.onnx")
+    scaled = _without_metadata(gs.scale(model, gs.presets.flax(increment_period=7)).model)
+    report = gs.verify(model, scaled, runs=0)
+    assert report.verdict == "verified"
+    assert "the rule of flax" in _details(report)
+
+
+def test_gradients_without_a_flag() -> None:
+    """Without the flag the caller cannot know of a step to skip."""
+    model = onnx.load(MODELS / "jax" / "mlp.onnx")
+    scaled = _without_metadata(gs.scale(model).model)
+    scaled.graph.output.remove(next(value for value in scaled.graph.output if value.name == "all_finite"))
+    report = gs.verify(model, scaled, runs=0)
+    assert "no further output is a flag by which the caller can skip the step" in _details(report)
+    assert not report.ok
