@@ -17,7 +17,7 @@ from graphscale.graph.inference import infer_types
 from graphscale.graph.values import values_by_name
 from graphscale.operators import Trait, nodes_with
 
-__all__ = ["Relation", "Side", "no_numbers"]
+__all__ = ["Given", "Relation", "Side", "no_numbers"]
 
 # Gives numbers by the names of values, in a table.
 Given = Callable[[Terms], Mapping[str, Number]]

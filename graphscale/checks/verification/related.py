@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.checks.relation.obligations import find_misplaced, find_unscaled
-from graphscale.checks.relation.relate import Relation, no_numbers
+from graphscale.checks.relation.relate import Given, Relation, no_numbers
 from graphscale.checks.relation.terms import Number, Terms
 from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.finite_check import find_tested_values
@@ -16,8 +16,9 @@ from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import RELATION, SKIPPED, UNPROVED, Check
 from graphscale.graph.values import is_scalar, values_by_name
 from graphscale.policy.names import ScaledValue
+from graphscale.step.training_step import Step
 
-__all__ = ["relate"]
+__all__ = ["compare_with_original", "relate"]
 
 
 def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) -> list[Check]:
@@ -36,47 +37,67 @@ def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) 
 
 
 def _compare_with_original(pair: Pair) -> Iterator[Check]:
-    """Compare the outputs and states of the file on an applied step with the original's, and the ways of the scale.
-
-    Of a lowered file it is the plain form, which is compared with the file node by node. Spellings of other
-    layouts, and those that round differently, are joined only where the file has differences.
-    """
-    names, model = pair.step.stamp.names, pair.step.model
+    """Compare the file with the original; of a lowered file its plain form, which is the file's node by node."""
+    names = pair.step.stamp.names
 
     def applied(terms: Terms) -> Mapping[str, Number]:
         scale = Number(terms.array_term(np.array(1, np.float32)), 1)
         numbers = {ScaledValue.LOSS_SCALE: scale, ScaledValue.ALL_FINITE: Number(terms.true)}
         return {names[role]: number for role, number in numbers.items() if role in names}
 
+    moved = _find_moved(pair.original.graph, pair.step.graph)
+    yield from compare_with_original(pair.original, pair.analysis, pair.step, pair.states, applied, moved)
+
+
+def compare_with_original(
+    original: ir.Model,
+    analysis: Step,
+    step: Step,
+    states: Mapping[str, str | None],
+    applied: Given,
+    moved: Iterable[str] = (),
+) -> Iterator[Check]:
+    """Compare what a scaled step computes on an applied step with the original, and the ways of the scale.
+
+    Spellings of other layouts, and those that round differently, are joined only where the file has differences.
+
+    Args:
+        original: the original.
+        analysis: its step.
+        step: the scaled step.
+        states: `{input: output}` of the original's carried state.
+        applied: gives the numbers of the scale and the flag on an applied step.
+        moved: further differences.
+    """
+
     def compare(*, rounds: bool) -> Relation:
-        return Relation(pair.original, model, (no_numbers, applied), pair.states, rounds=rounds)
+        return Relation(original, step.model, (no_numbers, applied), states, rounds=rounds)
 
     relation = compare(rounds=False)
     found = exact = list(relation.find_differences())
     if exact:
         relation = compare(rounds=True)
         found = list(relation.find_differences())
-    found = [*_find_moved(pair.original.graph, model.graph), *found]
-    what = f"{len(pair.original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
-    yield Check.proved(RELATION, found, what + (", up to layouts and rounding" if exact else ""), UNPROVED)
-    coverage, topology = pair.analysis.coverage, pair.analysis.topology
+    what = f"{len(original.graph.outputs)} outputs and {len(states)} states follow from the same operators"
+    layouts = ", up to layouts and rounding" if exact else ""
+    yield Check.proved(RELATION, [*moved, *found], what + layouts, UNPROVED)
+    coverage, topology = analysis.coverage, analysis.topology
     assert topology is not None
-    nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is pair.analysis.graph]
+    nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is analysis.graph]
     covered = f"{coverage.covered} of {coverage.total}" if coverage.total else "there is nothing to protect"
     yield Check.proved("backward contractions scaled", find_unscaled(relation, nodes), covered)
-    yield Check.proved(
-        "moving terms checked", _find_untested_terms(pair, relation), f"{len(pair.analysis.terms)} terms"
-    )
-    values = values_by_name(pair.analysis.graph)
+    untested = _find_untested_terms(analysis, step.all_finite, relation)
+    yield Check.proved("moving terms checked", untested, f"{len(analysis.terms)} terms")
+    values = values_by_name(analysis.graph)
     data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
     fed = (name for name, value in values.items() if value in data)
     misplaced = find_misplaced(relation, fed, lambda name: topology.is_late(values[name]))
     yield Check.proved("scale enters at seeds", misplaced, "no value of a forward pass is multiplied by it")
 
 
-def _find_untested_terms(pair: Pair, relation: Relation) -> Iterator[str]:
+def _find_untested_terms(analysis: Step, finite: ir.Value | None, relation: Relation) -> Iterator[str]:
     """Yield the terms by which a batch moves weights past all gradients, where no finite check tests them."""
-    finite, terms = pair.step.all_finite, pair.analysis.terms
+    terms = analysis.terms
     if finite is None or not terms:
         return
     names = (value.name or "" for value in find_tested_values(finite, frozenset()))

@@ -11,16 +11,14 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
-from graphscale.checks.relation.relate import Relation, no_numbers
 from graphscale.checks.relation.terms import Number, Terms
 from graphscale.checks.verification.finite_check import find_tested_values
+from graphscale.checks.verification.related import compare_with_original
 from graphscale.checks.verification.trial import FaultError, Trial, UntriedError
 from graphscale.checks.verification.verify_report import (
     FAILS,
     HOLDS,
-    RELATION,
     SKIPPED,
-    UNPROVED,
     Check,
     VerifyReport,
 )
@@ -86,7 +84,7 @@ def verify_unstamped(
     step = read_unstamped(model, found, name)
     rule, rows = _describe_rule(step)
     checks = [
-        _compare_with_original(found, step),
+        *_compare(found, step),
         *_check_flag(found, step),
         rule,
         *_compare_policies(step.scale.policy, expected),
@@ -114,7 +112,7 @@ def _describe(step: Step) -> Iterator[str]:
 # --- the proofs -------------------------------------------------------------------------------------------------------
 
 
-def _compare_with_original(original: Step, step: Step) -> Check:
+def _compare(original: Step, step: Step) -> Iterator[Check]:
     """Compare the outputs and states of an applied step with the original's."""
     powers = powers_of(step.graph, step.scale.value, original.graph)
     flag = step.all_finite
@@ -127,17 +125,7 @@ def _compare_with_original(original: Step, step: Step) -> Check:
         return numbers if flag is None else {**numbers, flag.name or "": Number(terms.true)}
 
     states = {update.input.name or "": update.output.name for update in original.states}
-
-    def differences(*, rounds: bool) -> list[str]:
-        given = (no_numbers, applied)
-        return list(Relation(original.model, step.model, given, states, rounds=rounds).find_differences())
-
-    found = differences(rounds=False)
-    layouts = ", up to layouts and rounding" if found else ""
-    found = differences(rounds=True) if found else found
-    what = f"{len(original.graph.outputs)} outputs and {len(states)} states follow from the same operators{layouts}"
-    carrying = [text for text in found if "carries the loss scale" in text]
-    return Check.proved(RELATION, carrying or found, what, FAILS if carrying else UNPROVED)
+    return compare_with_original(original.model, original, step, states, applied)
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:
