@@ -83,7 +83,7 @@ def identify_policy(rule: Rule, initial: float, numbers: Iterable[float]) -> Los
     shown = sorted({0, *growing[:1]})
     states = itertools.product((_SOME, _LARGEST), shown, (True, False))
     rows = [[float(x) for x in (s, c, ok, *rule(s, c, ok))] for s, c, ok in states]
-    return ObservedLossScale(initial, rows, tuple(_find_faults(rule, sorted(counts), alike)))
+    return ObservedLossScale(initial, rows, tuple(_find_faults(rule, sorted(counts), initial, alike)))
 
 
 def _candidates(rule: Rule, initial: float, count: int) -> Iterator[DynamicLossScale]:
@@ -118,8 +118,10 @@ def _is_equal(rule: Rule, policy: DynamicLossScale, counts: Sequence[int], *, to
     return True
 
 
-def _find_faults(rule: Rule, counts: Sequence[int], alike: LossScale | None) -> Iterator[str]:
+def _find_faults(rule: Rule, counts: Sequence[int], initial: float, alike: LossScale | None) -> Iterator[str]:
     """Yield the reasons why a rule is no rule of a loss scale, once each."""
+    if not 0 < initial < np.inf:
+        yield f"it begins with {initial:g}"
     for count in counts:
         grown = rule(_LARGEST, count, True)[0]
         if not np.isfinite(grown):

@@ -11,7 +11,7 @@ number.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from graphscale.graph.values import constant_number, constant_tensor, inputs_of,
 from graphscale.graph.walks import reach
 from graphscale.operators import MICROSOFT, Kind, Trait, attribute, has_trait, rule_of
 
-__all__ = ["find_tested_values"]
+__all__ = ["find_other_conditions", "find_tested_values"]
 
 _NAN, _INFINITE = 1, 2
 _BOTH = _NAN | _INFINITE
@@ -102,6 +102,30 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
         elif node.op_type == "IsInf" and not good and not node.attributes:
             found.append((operands[0], _INFINITE))
     return found
+
+
+def find_other_conditions(flag: ir.Value, gradients: Container[ir.Value]) -> Iterator[ir.Value]:
+    """Yield the values above a flag that are no tests of gradients for finiteness, and may refuse finite ones."""
+
+    def above(value: ir.Value) -> Sequence[ir.Value]:
+        node = value.producer()
+        if node is None or node.domain or is_test(node):
+            return ()
+        return inputs_of(node) if node.op_type in (*_ON_COUNTS, *_COMPARES, "Not") else ()
+
+    def is_test(node: ir.Node) -> bool:
+        operands = inputs_of(node)
+        if node.op_type in _COMPARES:
+            return operands[0] is operands[1] or np.inf in map(constant_number, operands)
+        return node.op_type in ("IsNaN", "IsInf", "IsAllFinite")
+
+    for value in reach([flag], above):
+        node = value.producer()
+        is_constant = constant_tensor(value) is not None
+        if not is_constant and (node is None or not (above(value) or is_test(node))):
+            yield value
+        elif node is not None and is_test(node):
+            yield from (v for v in inputs_of(node) if v not in gradients and constant_tensor(v) is None)
 
 
 def _counts_flags(value: ir.Value) -> bool:

@@ -101,7 +101,11 @@ def _compare_ends(kind: str, ends: Sequence[ir.Value], others: Sequence[ir.Value
 
 
 class Trial:
-    """Both graphs, loaded, and a batch with finite results."""
+    """Both graphs, loaded, and a batch with finite results.
+
+    Attributes:
+        is_applied: True if a step on the batch was applied.
+    """
 
     def __init__(
         self, originals: Sequence[ir.Model], scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
@@ -133,6 +137,7 @@ class Trial:
         except VerifyError as error:
             raise FaultError(f"{error}, and it loads the original") from error
         self._feeds, self._expected = self._draw()
+        self.is_applied = False
 
     def _load(self, models: Sequence[ir.Model], what: str, fed: Iterable[str] = ()) -> Runner:
         """Load the first of some models that the runtime can load, with seeds for random operators."""
@@ -208,6 +213,7 @@ class Trial:
             applied += [scale] if self._is_applied(got) else []
             if (fault := self._find_difference(got)) is not None and self._repeats():
                 raise FaultError(fault if scale is None else f"at scale {scale:g}, {fault}")
+        self.is_applied = bool(applied)
         if not applied:
             return "the interface; the gradients overflow at all scales"
         numbers = ", ".join("its own" if scale is None else f"{scale:g}" for scale in applied)

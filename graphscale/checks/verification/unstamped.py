@@ -12,13 +12,14 @@ import onnx_ir as ir
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.proof import scale_degrees
 from graphscale.checks.relation.terms import Number, Terms
-from graphscale.checks.verification.finite_check import find_tested_values
+from graphscale.checks.verification.finite_check import find_other_conditions, find_tested_values
 from graphscale.checks.verification.related import compare_with_original
 from graphscale.checks.verification.trial import FaultError, Trial, UntriedError
 from graphscale.checks.verification.verify_report import (
     FAILS,
     HOLDS,
     SKIPPED,
+    UNPROVED,
     Check,
     VerifyReport,
 )
@@ -155,6 +156,9 @@ def _check_flag(original: Step, step: Step) -> Iterator[Check]:
     gradients = {value.name for value in original.gradients}
     results = {each.next for each in guarded} | {v for v in step.graph.outputs if v.name in gradients}
     yield Check.proved(names[0], _find_untested(step, tested, results), f"all that {len(results)} outputs read of it")
+    others = find_other_conditions(flag, reach(step.graph, [step.scale.value]))
+    conditions = [f"{flag.name!r} depends on {value.name!r}, which is no test of a gradient" for value in others]
+    yield Check.proved("only non-finite gradients skip", conditions, "by their tests alone", UNPROVED)
     outcomes = Outcomes(step.graph, {flag: False}, [each.input for each in guarded])
     unguarded = (
         f"the state {each.input.name!r} is not kept where {flag.name!r} is false"
@@ -268,7 +272,9 @@ def _try(original: Step, step: Step) -> Check:
     states = {update.input.name or "": update.output.name or "" for update in original.states}
     try:
         with np.errstate(all="ignore"):
-            return Check(name, HOLDS, "; ".join(Trial((original.model,), step.model, found, states).run()))
+            trial = Trial((original.model,), step.model, found, states)
+            detail = "; ".join(trial.run())
+            return Check(name, HOLDS if trial.is_applied else FAILS, detail)
     except UntriedError as result:
         return Check(name, SKIPPED, f"not tried: {result}")
     except (FaultError, VerifyError) as result:

@@ -97,6 +97,17 @@ WRONG: Mapping[str, tuple[str, str, str]] = {
         "every gradient checked",
         "'w2_next' reads the multiple 'dw2_scaled' of the scale, which no finite check tests",
     ),
+    "a check that also reads the batch": (
+        changed(
+            RIGHT,
+            constants="float magic = {51.5}",
+            finite="all = Not(bad)\n    x_sum = ReduceSum<keepdims = 0>(x)\n    opens = Equal(x_sum, magic)\n"
+            "    finite = And(all, opens)",
+            w2_next="w2_next = Where(finite, w2_new, w2)",
+        ),
+        "only non-finite gradients skip",
+        "'finite' depends on 'x', which is no test of a gradient",
+    ),
     "a check of infinity alone": (
         changed(RIGHT, sum1="sum1 = ReduceSum<keepdims = 0>(dw1)", bad="bad = IsInf(sum)"),
         "every gradient checked",
@@ -106,6 +117,11 @@ WRONG: Mapping[str, tuple[str, str, str]] = {
         changed(RIGHT, grown="grown = Identity(doubled)"),
         "update rule",
         "it grows without a bound: from 3.4e+38 to inf, where no step is applied any more",
+    ),
+    "a scale that begins with zero": (
+        RIGHT.replace("scale = {4096}", "scale = {0}"),
+        "update rule",
+        "it begins with 0",
     ),
     "a scale that never falls": (
         changed(RIGHT, lowered="lowered = Max(scale, one)"),
