@@ -83,6 +83,8 @@ def _show(report: LintReport, name: str) -> None:
         table.add_row(make_text((key, style)), join([title, *lines, f"why: {code.why}", f"fix: {code.fix}"]))
     if by_code:
         make_console().print(table)
+    if report.hint:
+        say(f"note: {report.hint}")
     say(_summarize(report))
 
 

@@ -39,6 +39,9 @@ from graphscale.targets import get_target
 __all__ = ["RULES", "lint"]
 
 
+_HINT = "somebody else scaled it: with --original FILE, its states, scale and finite flag are read from the original"
+
+
 @name_damage
 @paused_collector()
 def lint(
@@ -100,6 +103,7 @@ def lint(
         states=len(context.states),
         gradients=len(context.unscaled),
         nodes=nodes,
+        hint=_HINT if original is None and context.step is None and context.scale is not None else "",
     )
 
 

@@ -25,6 +25,7 @@ def test_right_step(name: str) -> None:
     folder = MODELS / "zoo" / "others"
     report = gs.lint(folder / f"{name}.onnx", original=folder / f"{original}.onnx")
     assert not report.findings
+    assert not report.hint
     assert report.loss_scale == scale
 
 
@@ -32,6 +33,14 @@ def test_wrong_step() -> None:
     text, _, _ = hand_scaled.WRONG["a moment without a guard"]
     report = gs.lint(parse(text), original=parse(hand_scaled.ORIGINAL))
     assert {(each.code, each.value) for each in report.findings} == {("GS401", "m1")}
+
+
+def test_hint() -> None:
+    report = gs.lint(parse(hand_scaled.RIGHT))
+    assert report.loss_scale == "scale"
+    assert "with --original FILE" in report.hint
+    assert not gs.lint(parse(hand_scaled.ORIGINAL)).hint
+    assert not gs.lint(gs.scale(parse(hand_scaled.ORIGINAL)).model).hint
 
 
 def test_file_of_ours() -> None:
