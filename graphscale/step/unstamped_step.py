@@ -167,6 +167,8 @@ def _find_scale(
     constants = {number: value for value, number in _constants(graph) if number not in numbers and number > 0}
     best, most = None, (False, 0)
     for value in (*inputs, *constants.values()):
+        if most[0] and value not in inputs and best in inputs:
+            break
         flow = Flow(DegreeDomain(), {v: power for v, (power, _) in powers_of(graph, value, original).items()})
         flow.visit_all(graph)
         elements = [flow.of(end) for end in ends]
