@@ -28,12 +28,13 @@ from graphscale.flow.degree import ZERO
 from graphscale.flow.outcome import Outcomes, is_kept
 from graphscale.flow.support import reach
 from graphscale.flow.survival import find_lost
+from graphscale.graph.cones import producers_of
 from graphscale.graph.inference import infer_types
 from graphscale.graph.order import check_order
 from graphscale.graph.stamp import has_lost_stamp, is_scaled
 from graphscale.graph.types import holds_all
 from graphscale.graph.values import constant_tensor, operands_of, own_dtype
-from graphscale.graph.walks import ancestors, producers_of
+from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, has_trait
 from graphscale.passes import LowerTrainingOps, replace_training_ops
 from graphscale.passes.preparation import prepare
