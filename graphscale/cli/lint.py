@@ -20,6 +20,9 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 def lint(
     model: ModelPath,
     scale: Annotated[str | None, option("The loss scale in the graph. Default: found.", metavar="NAME")] = None,
+    original: Annotated[
+        Path | None, option("Of a step that somebody else scaled: the step before scaling.", metavar="FILE")
+    ] = None,
     select: Annotated[
         list[str] | None, option("Report only this code (GS201), or a group (GS2). Repeatable.", metavar="CODE")
     ] = None,
@@ -46,7 +49,7 @@ def lint(
     paths = [model / name for name in MODELS if (model / name).is_file()] if is_folder else [model]
     left_out = [path for path in paths if is_folder and path.name == EVAL_MODEL]
     reports = {
-        path: find(path, scale=scale, select=select or (), ignore=ignore or ())
+        path: find(path, scale=scale, original=original, select=select or (), ignore=ignore or ())
         for path in paths
         if path not in left_out
     }
@@ -80,6 +83,8 @@ def _show(report: LintReport, name: str) -> None:
         table.add_row(make_text((key, style)), join([title, *lines, f"why: {code.why}", f"fix: {code.fix}"]))
     if by_code:
         make_console().print(table)
+    if report.hint:
+        say(f"note: {report.hint}")
     say(_summarize(report))
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
 from graphscale.flow.interpreter import Domain
-from graphscale.graph.values import is_known_zero, node_name, op_name
+from graphscale.graph.values import constant_number, is_known_zero, node_name, op_name
 from graphscale.operators import ALL, Kind, Rule, rule_of
 
 __all__ = [
@@ -214,6 +215,8 @@ def _power_of(
     if rule.kind is Kind.POWER:
         degree = degrees[data[0]]
         return ZERO if degree is ZERO and rule.power > 0 else (degree or 0) * rule.power
+    if rule.kind is Kind.COMPARE:  # multiples of infinity are infinite
+        data = tuple([i for i in data if not math.isinf(constant_number(node.inputs[i]) or 0)])
     if rule.kind in (Kind.LINEAR, Kind.COMPARE):
         agreed = agree(node, data, degrees, is_zero)
         return agreed if rule.kind is Kind.LINEAR or isinstance(agreed, Conflict) or not agreed else 0

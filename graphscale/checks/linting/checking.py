@@ -35,7 +35,9 @@ def _covered(context: LintContext, check: Check) -> Iterator[Finding]:
         yield report("GS304", f"{check.value.name!r} tests no gradient", check.value.producer(), check.value)
         return
     by_node: dict[tuple[str, ir.Node | None], list[ir.Value]] = {}
-    for value in _escaping(context, check):
+    # The original says that it is the loss: it may show an overflow, and changes nothing.
+    shown = context.step.loss if context.step is not None and context.stamp is None else None
+    for value in (value for value in _escaping(context, check) if value is not shown):
         for code, node in _missing(check, value):
             by_node.setdefault((code, node), []).append(value)
     for (code, node), values in by_node.items():

@@ -54,9 +54,8 @@ def _hazards(context: LintContext) -> Iterator[Finding]:
 
 @rule("GS503")
 def _metadata(context: LintContext) -> Iterator[Finding]:
-    if context.step is None:
+    if (stamp := context.stamp) is None:
         return
-    stamp = context.step.stamp
     exposed = {("output", value.name or ""): SCALED_LOSS_NOTE for value in context.exempt(context.nexts)}
     yield from (report("GS503", text) for text in stamp.find_wrong_notes(context.model, exposed))
     if _is_other_part(context, stamp):
@@ -89,7 +88,7 @@ def _is_other_part(context: LintContext, stamp: Stamp) -> bool:
 @rule("GS407")
 def _unexplained(context: LintContext) -> Iterator[Finding]:
     """Find state added to a scaled graph: state that neither the metadata nor the roles in its report have."""
-    stamp = None if context.step is None else context.step.stamp
+    stamp = context.stamp
     if stamp is None or _is_other_part(context, stamp):
         return
     graph, exempt = context.graph, context.exempt(context.nexts)

@@ -32,7 +32,8 @@ class LintContext(View):
 
     Attributes:
         model: it.
-        step: the step of a scaled file; None for others.
+        step: the step of a scaled file, by its metadata or its original; None for others.
+        stamp: the metadata; None for a file without any.
         half: the half of a split step: "gradients", a "stage" of several for them, or "update"; else None.
         named: the values in the metadata, by role.
         states: the carried state, without that of the loss scale.
@@ -46,10 +47,11 @@ class LintContext(View):
         window_check: the check of the accumulated gradients, if the scale follows it instead.
     """
 
-    def __init__(self, model: ir.Model, name: str, scale: str | None = None) -> None:
+    def __init__(self, model: ir.Model, name: str, scale: str | None = None, step: Step | None = None) -> None:
         super().__init__(model, name)
         self.model = model
-        self.step = step = read(model, name) if is_scaled(model) else None
+        self.step = step = read(model, name) if is_scaled(model) else step
+        self.stamp = None if step is None or not is_scaled(model) else step.stamp
         self.half, cut = _read_half(model, name)
         self.named = named = {} if step is None else step.named
         # Further state of the loss scale: the counts of its policy and of telemetry.

@@ -66,6 +66,7 @@ class LintReport(Summary):
         states: number of carried states, without those of the loss scale.
         gradients: number of values that are divided by the loss scale.
         nodes: number of nodes of the main graph.
+        hint: of a step that somebody else scaled, the option that would tell more; else empty.
     """
 
     findings: tuple[Finding, ...]
@@ -74,6 +75,7 @@ class LintReport(Summary):
     states: int = 0
     gradients: int = 0
     nodes: int = 0
+    hint: str = ""
 
     def _summarize(self) -> tuple[str, Iterable[Row]]:
         kinds: tuple[Severity, ...] = ("error", "warning", "note")

@@ -22,22 +22,35 @@ from graphscale.checks.translation.models import compare_models
 from graphscale.collector import paused_collector
 from graphscale.errors import DOCS_URL, LintError
 from graphscale.graph.damage import name_damage
+from graphscale.graph.inference import infer_types
 from graphscale.graph.note_check import find_wrong_notes, texts_of
+from graphscale.graph.stamp import is_scaled
 from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
 from graphscale.passes.preparation import needs_preparation, prepare
 from graphscale.pipeline import Model, open_copy
 from graphscale.process.stages import report_stage
+from graphscale.step.training_step import Step
+from graphscale.step.understanding import understand
+from graphscale.step.unstamped_step import read_unstamped
 from graphscale.targets import get_target
 
 __all__ = ["RULES", "lint"]
 
 
+_HINT = "somebody else scaled it: with --original FILE, its states, scale and finite flag are read from the original"
+
+
 @name_damage
 @paused_collector()
 def lint(
-    model: Model, *, scale: str | None = None, select: Sequence[str] = (), ignore: Sequence[str] = ()
+    model: Model,
+    *,
+    scale: str | None = None,
+    original: Model | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> LintReport:
     """Find mistakes in the loss scaling of a training graph, scaled or not, by graphscale or by hand.
 
@@ -46,6 +59,8 @@ def lint(
     Args:
         model: a path, an onnx_ir model or a ModelProto.
         scale: the name of the loss scale; None to find it.
+        original: of a step that somebody else scaled, the step before scaling: then its states are the original's, and
+            the loss scale and the finite flag are those that act on them.
         select: the codes to report, such as "GS201", or beginnings of codes, such as "GS2"; empty for all.
         ignore: codes, or beginnings of codes, not to report.
 
@@ -59,7 +74,7 @@ def lint(
     chosen -= {code for prefix in ignore for code in _matching(prefix)}
     work, name = model, "the model"
     # A copy is needed only to replace nodes that hide the gradient path.
-    if not isinstance(work, ir.Model) or needs_preparation(work):
+    if not isinstance(work, ir.Model) or needs_preparation(work) or original is not None:
         work, name = open_copy(model)
     nodes = len(work.graph)
     found: list[Finding] = []
@@ -68,7 +83,7 @@ def lint(
     if needs_preparation(work):
         prepare(work)
     report_stage("looking for the loss scale and the carried state")
-    context = LintContext(work, name, scale)
+    context = LintContext(work, name, scale, None if original is None else _read_step(work, name, original))
     if context.is_inference:
         raise LintError(
             f"{name} is an inference graph: it has no gradients, no loss scale and no carried state; "
@@ -88,7 +103,19 @@ def lint(
         states=len(context.states),
         gradients=len(context.unscaled),
         nodes=nodes,
+        hint=_HINT if original is None and context.step is None and context.scale is not None else "",
     )
+
+
+def _read_step(model: ir.Model, name: str, original: Model) -> Step | None:
+    """Read the step of a model that somebody else scaled; None for a constant scale, which changes no step."""
+    if is_scaled(model):
+        raise LintError(f"{name} was scaled by graphscale; its original is for a file that somebody else scaled")
+    first, _ = open_copy(original)
+    prepare(first)
+    infer_types(model)  # other tools leave types out
+    step = read_unstamped(model, understand(first, asking=False), name)
+    return None if step.scale.is_fixed else step
 
 
 def _matching(prefix: str) -> list[str]:

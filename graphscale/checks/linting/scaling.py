@@ -134,7 +134,7 @@ def _is_covered(context: LintContext, scale: Scale) -> bool:
 
     Others, in a warning of the report, may change state without a gradient: a codebook, a memory, a second pass.
     """
-    report = {} if context.step is None else context.step.stamp.report
+    report = {} if context.stamp is None else context.stamp.report
     if not report.get("contractions"):
         return False
     scaled = sum(1 for _ in scaled_contractions(context.nodes, scale.degrees))

@@ -193,6 +193,21 @@ def _logic(call: Call) -> int | None:
 # --- products with one ------------------------------------------------------------------------------------------------
 
 
+@form("Add", "Div", "Mul", "Sub")
+def _broadcast(call: Call) -> int | None:
+    """Write a constant of one number, that gives the result no axes, as a scalar."""
+    terms = call.terms
+    for index, term in enumerate(call.operands):
+        array = terms.array(term)
+        if array is not None and array.ndim and array.size and (array == array.flat[0]).all():
+            other = call.operands[1 - index]
+            if other is not None and call.shape is not None and terms.shapes[other] == call.shape:
+                operands = [other, other]
+                operands[index] = terms.array_term(array.reshape(-1)[0].reshape(()))
+                return call.to(call.op_type, *operands, shape=call.shape)
+    return None
+
+
 @form("Mul")
 def _mul(call: Call) -> int | None:
     for index in (0, 1):
@@ -225,6 +240,20 @@ def _add_zero(call: Call) -> int | None:
     for index in (0, 1) if call.op_type == "Add" else (0,):
         if call.terms.holds(call.operands[1 - index], 0) and call.keeps(index):
             return call.operands[index]
+    return None
+
+
+@form("Mul", exact=False)
+def _mul_constants(call: Call) -> int | None:
+    """Multiply the constants of a product of products."""
+    terms = call.terms
+    for one, other in (call.operands, call.operands[::-1]):
+        inner, factor = terms.operation(one, "Mul"), terms.array(other)
+        if inner is not None and factor is not None and factor.ndim == 0:
+            for value, number in (inner.operands, inner.operands[::-1]):
+                first = terms.array(number)
+                if first is not None and first.ndim == 0 and first.dtype == factor.dtype:
+                    return call.to("Mul", value, terms.array_term(np.multiply(first, factor)), shape=call.shape)
     return None
 
 

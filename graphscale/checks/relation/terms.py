@@ -178,6 +178,8 @@ class Terms:
         key, array = self.keys[term], self.array(term)
         if isinstance(key, Operation):
             return key.op_type
+        if key.kind == "unknown" and isinstance(key.key, tuple):
+            return f"no power of the scale ({key.key[-1]})"
         if key.kind != "constant":
             return str(key.key)
         return f"the constant {array}" if array is not None and array.size < 4 else f"a constant of shape {key.shape}"

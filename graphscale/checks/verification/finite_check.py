@@ -10,16 +10,17 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.graph.values import constant_tensor, is_known_zero
+from graphscale.graph.values import constant_number, constant_tensor, inputs_of, is_known_zero, own_dtype
 from graphscale.graph.walks import reach
 from graphscale.operators import MICROSOFT, Kind, Trait, attribute, has_trait, rule_of
 
-__all__ = ["find_tested_values"]
+__all__ = ["find_other_conditions", "find_tested_values"]
 
 _NAN, _INFINITE = 1, 2
 _BOTH = _NAN | _INFINITE
@@ -28,6 +29,19 @@ _BOTH = _NAN | _INFINITE
 _OF_ALL = {"Add", "Concat", "Mean", "Mul", "Sub", "Sum"}
 _OF_FIRST = {"Abs", "Cast", "CastLike", "DepthToSpace", "Div", "Expand", "Flatten", "Identity", "Neg", "ReduceL1"}
 _OF_FIRST |= {"ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Reshape", "ReverseSequence", "SpaceToDepth"}
+# The same for flags, and their numbers 0 and 1: all are true where none is false, or some is where one is.
+_MOVES = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+_ALL_GOOD, _LEAST = {"And", "Concat", "Min", "Mul"}, {"ReduceMin", "ReduceProd"}
+_ANY_BAD, _MOST = {"Add", "Concat", "Max", "Or", "Sum"}, {"ReduceMax", "ReduceMean", "ReduceSum"}
+_COUNTS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE}
+_ON_COUNTS = _MOVES | _ALL_GOOD | _LEAST | _ANY_BAD | _MOST
+_COMPARES = {
+    "Equal": operator.eq,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+}
 _OF_FIRST |= {"Squeeze", "Tile", "Transpose", "Unsqueeze", "ExpandDims"}
 
 
@@ -53,7 +67,7 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
     while pending:
         each = value, good = pending.pop()
         node = value.producer()
-        if node is None or each in seen:
+        if node is None or each in seen or not _counts_flags(value):
             continue
         seen.add(each)
         operands = [value for value in node.inputs if value is not None]
@@ -61,15 +75,80 @@ def _leaves(flag: ir.Value, good: bool) -> list[tuple[ir.Value, int]]:
             found += [(value, _BOTH) for value in operands]
         elif node.domain not in ("", "ai.onnx"):
             continue
-        elif node.op_type in ("Not", "Identity"):
-            pending.append((operands[0], good != (node.op_type == "Not")))
-        elif node.op_type == ("And" if good else "Or"):
+        elif node.op_type == "Not":
+            pending.append((operands[0], not good))
+        elif node.op_type in _MOVES and not _repeats_nothing(node):
+            pending.append((operands[0], good))
+        elif node.op_type in (_ALL_GOOD if good else _ANY_BAD):
             pending += [(operand, good) for operand in operands]
+        elif node.op_type in (_LEAST if good else _MOST):
+            pending.append((operands[0], good))
+        elif node.op_type in _COMPARES:
+            number, bound = _compared(node)
+            holds = _COMPARES[node.op_type]
+            if bound is not None and np.isfinite(bound):
+                # A number that is 0 where a flag is false, or a count of true ones, which is at least 1 then.
+                pending += [(number, True)] if holds(0, bound) != good else []
+                pending += [(number, False)] if {holds(n, bound) for n in (1, 2, np.inf)} == {not good} else []
+            elif bound == np.inf and (magnitude := number.producer()) is not None and magnitude.op_type == "Abs":
+                if good and node.op_type == "Less" and number is operands[0]:
+                    found.append((number, _BOTH))
+                elif not good and node.op_type == "Equal":
+                    found.append((number, _INFINITE))
+            elif node.op_type == "Equal" and good and operands[0] is operands[1]:
+                found.append((operands[0], _NAN))
         elif node.op_type == "IsNaN" and not good:
             found.append((operands[0], _NAN))
         elif node.op_type == "IsInf" and not good and not node.attributes:
             found.append((operands[0], _INFINITE))
     return found
+
+
+def find_other_conditions(flag: ir.Value, gradients: Container[ir.Value]) -> Iterator[ir.Value]:
+    """Yield the values above a flag that are no tests of gradients for finiteness, and may refuse finite ones."""
+
+    def above(value: ir.Value) -> Sequence[ir.Value]:
+        node = value.producer()
+        if node is None or node.domain or is_test(node):
+            return ()
+        return inputs_of(node) if node.op_type in (*_ON_COUNTS, *_COMPARES, "Not") else ()
+
+    def is_test(node: ir.Node) -> bool:
+        operands = inputs_of(node)
+        if node.op_type in _COMPARES:
+            return operands[0] is operands[1] or np.inf in map(constant_number, operands)
+        return node.op_type in ("IsNaN", "IsInf", "IsAllFinite")
+
+    for value in reach([flag], above):
+        node = value.producer()
+        is_constant = constant_tensor(value) is not None
+        if not is_constant and (node is None or not (above(value) or is_test(node))):
+            yield value
+        elif node is not None and is_test(node):
+            yield from (v for v in inputs_of(node) if v not in gradients and constant_tensor(v) is None)
+
+
+def _counts_flags(value: ir.Value) -> bool:
+    """Return whether a value is made of flags, as numbers that are never negative and do not overflow to zero."""
+
+    def above(each: ir.Value) -> Sequence[ir.Value]:
+        node = each.producer()
+        if node is None or node.domain or is_flag(each) or node.op_type not in _ON_COUNTS:
+            return ()
+        return inputs_of(node) if node.op_type in _ALL_GOOD | _ANY_BAD else inputs_of(node)[:1]
+
+    def is_flag(each: ir.Value) -> bool:
+        return own_dtype(each) is ir.DataType.BOOL or (-1 if (number := constant_number(each)) is None else number) >= 0
+
+    return all(is_flag(each) or (own_dtype(each) in _COUNTS and above(each)) for each in reach([value], above))
+
+
+def _compared(node: ir.Node) -> tuple[ir.Value, float | None]:
+    """Return the operand that a comparison compares with a number, and the number; a number first is none."""
+    value, other = inputs_of(node)
+    if node.op_type == "Equal" and constant_number(value) is not None:
+        value, other = other, value
+    return value, constant_number(other)
 
 
 def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
@@ -81,6 +160,8 @@ def _operands(value: ir.Value, noticed: int) -> list[tuple[ir.Value, int]]:
     operands = [operand for operand in node.inputs if operand is not None]
     if any(_is_empty(operand) for operand in operands) or _repeats_nothing(node):
         return []
+    if node.op_type == "Sub" and operands[0] is operands[1] and noticed & _NAN:
+        return [(operands[0], _BOTH)]
     sums = _sums_every_product(node)
     if (node.op_type == "Mul" or sums) and noticed & _NAN:
         zero = [is_known_zero(operand) for operand in operands]

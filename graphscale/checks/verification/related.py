@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,8 +18,9 @@ from graphscale.checks.verification.verify_report import RELATION, SKIPPED, UNPR
 from graphscale.graph.values import is_scalar, values_by_name
 from graphscale.lowering.lower_model import is_lowered
 from graphscale.policy.names import ScaledValue
+from graphscale.step.training_step import Step
 
-__all__ = ["relate"]
+__all__ = ["compare_with_original", "relate"]
 
 
 def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) -> list[Check]:
@@ -39,46 +40,67 @@ def relate(pair: Pair, translation: Translation, *, exact: bool, numeric: bool) 
 
 
 def _compare_with_original(pair: Pair) -> Iterator[Check]:
-    """Compare the outputs and states of the file on an applied step with the original's, and the ways of the scale.
+    """Compare the file with the original, of a lowered one in each case of the branches that give its flag."""
+    model = pair.lowered or pair.step.model
+    moved = _find_moved(pair.original.graph, model.graph)
+    applied = functools.partial(_applied, pair)
+    yield from compare_with_original(pair.original, pair.analysis, pair.step, pair.states, applied, moved, pair.lowered)
+
+
+def compare_with_original(
+    original: ir.Model,
+    analysis: Step,
+    step: Step,
+    states: Mapping[str, str | None],
+    applied: Callable[[ir.Model], Sequence[Given]],
+    moved: Iterable[str] = (),
+    lowered: ir.Model | None = None,
+) -> Iterator[Check]:
+    """Compare what a scaled step computes on an applied step with the original, and the ways of the scale.
 
     Spellings of other layouts, and those that round differently, are joined only where the file has differences.
+
+    Args:
+        original: the original.
+        analysis: its step.
+        step: the scaled step.
+        states: `{input: output}` of the original's carried state.
+        applied: gives the numbers of the scale and the flags in each case of an applied step.
+        moved: further differences.
+        lowered: the lowered file with the step as its plain form, which has the places of the scale.
     """
-    original = pair.original
 
     def compare(model: ir.Model, *, rounds: bool) -> list[Relation]:
-        given = _applied(pair, model)
-        return [Relation(original, model, (no_numbers, case), pair.states, rounds=rounds) for case in given]
+        return [Relation(original, model, (no_numbers, case), states, rounds=rounds) for case in applied(model)]
 
-    model = pair.lowered or pair.step.model
-    relations = compare(model, rounds=False)
+    relations = compare(lowered or step.model, rounds=False)
     found = exact = [each for case in relations for each in case.find_differences()]
     if exact:
-        relations = compare(model, rounds=True)
+        relations = compare(lowered or step.model, rounds=True)
         found = [each for case in relations for each in case.find_differences()]
-    found = [*_find_moved(original.graph, model.graph), *found]
-    what = f"{len(original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
-    yield Check.proved(RELATION, found, what + (", up to layouts and rounding" if exact else ""), UNPROVED)
-    if pair.lowered is not None:  # whose plain form has the places of the scale
-        relations = compare(pair.step.model, rounds=bool(exact))
+    what = f"{len(original.graph.outputs)} outputs and {len(states)} states follow from the same operators"
+    layouts = ", up to layouts and rounding" if exact else ""
+    yield Check.proved(RELATION, [*moved, *found], what + layouts, UNPROVED)
+    if lowered is not None:
+        relations = compare(step.model, rounds=bool(exact))
     relation = relations[0]
-    coverage, topology = pair.analysis.coverage, pair.analysis.topology
+    coverage, topology = analysis.coverage, analysis.topology
     assert topology is not None
-    nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is pair.analysis.graph]
+    nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is analysis.graph]
     covered = f"{coverage.covered} of {coverage.total}" if coverage.total else "there is nothing to protect"
     yield Check.proved("backward contractions scaled", find_unscaled(relation, nodes), covered)
-    yield Check.proved(
-        "moving terms checked", _find_untested_terms(pair, relation), f"{len(pair.analysis.terms)} terms"
-    )
-    values = values_by_name(pair.analysis.graph)
+    untested = _find_untested_terms(analysis, step.all_finite, relation)
+    yield Check.proved("moving terms checked", untested, f"{len(analysis.terms)} terms")
+    values = values_by_name(analysis.graph)
     data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
     fed = (name for name, value in values.items() if value in data)
     misplaced = find_misplaced(relation, fed, lambda name: topology.is_late(values[name]))
     yield Check.proved("scale enters at seeds", misplaced, "no value of a forward pass is multiplied by it")
 
 
-def _find_untested_terms(pair: Pair, relation: Relation) -> Iterator[str]:
+def _find_untested_terms(analysis: Step, finite: ir.Value | None, relation: Relation) -> Iterator[str]:
     """Yield the terms by which a batch moves weights past all gradients, where no finite check tests them."""
-    finite, terms = pair.step.all_finite, pair.analysis.terms
+    terms = analysis.terms
     if finite is None or not terms:
         return
     names = (value.name or "" for value in find_tested_values(finite, frozenset()))

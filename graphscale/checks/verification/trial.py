@@ -30,7 +30,7 @@ from graphscale.policy.names import ScaledValue
 from graphscale.process.child import is_out_of_memory
 from graphscale.process.summary import few
 
-__all__ = ["run_trial"]
+__all__ = ["FaultError", "Trial", "UntriedError", "run_trial"]
 
 SCALES = (1.0, 2.0**10, 2.0**13)
 KINDS = (np.inf, np.nan)
@@ -39,11 +39,11 @@ _MOST = 32  # inputs that are made non-finite
 _TOLERANCE, _SMALL_TOLERANCE = 2.0**-10, 2.0**-4
 
 
-class _UntriedError(Exception):
+class UntriedError(Exception):
     """The original cannot be tried."""
 
 
-class _FaultError(Exception):
+class FaultError(Exception):
     """The scaled step does other things than its original."""
 
 
@@ -70,21 +70,21 @@ def run_trial(
         written = {states.get(name) for name in found["in_place"]}
         _compare_ends("input", first.graph.inputs, scaled.graph.inputs)
         _compare_ends("output", [v for v in first.graph.outputs if v.name not in written], scaled.graph.outputs)
-        trial = _Trial((first, prepared), scaled, found, states)
+        trial = Trial((first, prepared), scaled, found, states)
         with np.errstate(all="ignore"):
             return {"text": "; ".join(trial.run())}
-    except (_UntriedError, _FaultError) as result:
+    except (UntriedError, FaultError) as result:
         if is_out_of_memory(result):
             raise MemoryError from result
         text = str(result)
-        return {"fault": text} if isinstance(result, _FaultError) else {"text": f"not tried: {text}"}
+        return {"fault": text} if isinstance(result, FaultError) else {"text": f"not tried: {text}"}
 
 
 def _enter_folder(model: ir.Model) -> None:
     """Enter the folder of external weights, so that ONNX Runtime maps them, and nothing else reads them."""
     folders = {os.fspath(tensor.base_dir) for tensor in external_tensors(model).values()}
     if len(folders) > 1:
-        raise _UntriedError("its weights lie in several folders")
+        raise UntriedError("its weights lie in several folders")
     os.chdir(next(iter(folders), os.curdir) or os.curdir)
 
 
@@ -92,22 +92,26 @@ def _compare_ends(kind: str, ends: Sequence[ir.Value], others: Sequence[ir.Value
     """Compare the names, the order and the types of inputs or outputs: those of scaling are added at the end."""
     for value, other in itertools.zip_longest(ends, others[: len(ends)]):
         if other is None or value.name != other.name:
-            raise _FaultError(f"{kind} {value.name!r} is missing, or at another place")
+            raise FaultError(f"{kind} {value.name!r} is missing, or at another place")
         small = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         is_widened = kind == "output" and value.dtype in small and other.dtype is ir.DataType.FLOAT  # gradient_dtype
         if value.dtype not in (None, other.dtype) and not is_widened:
-            raise _FaultError(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
+            raise FaultError(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
 
 
-class _Trial:
-    """Both graphs, loaded, and a batch with finite results."""
+class Trial:
+    """Both graphs, loaded, and a batch with finite results.
+
+    Attributes:
+        is_applied: True if a step on the batch was applied.
+    """
 
     def __init__(
         self, originals: Sequence[ir.Model], scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
     ) -> None:
         prepared = originals[-1]
         self._states = states
-        self._stamp = read_stamp(scaled, "the scaled step")
+        self._names: Mapping[str, str] = found.get("names") or read_stamp(scaled, "the scaled step").names
         values = values_by_name(prepared.graph)
         self._losses = [values[name] for name in found["losses"] if name in values]
         kept = [state for state, output in states.items() if output in found["kept"]]
@@ -120,15 +124,16 @@ class _Trial:
             self._feeder = self._make_feeder(prepared)
             self._original = self._load(originals[1:] if found["mixed"] else originals, "the original")
         except VerifyError as error:
-            raise _UntriedError(str(error)) from error
+            raise UntriedError(str(error)) from error
         try:
             # State that a step writes in place is read in its feeds; weights in other files are not read.
             tensors = {name: scaled.graph.initializers[name].const_value for name in found["in_place"]}
             self._held = {n: t.numpy() for n, t in tensors.items() if t and not isinstance(t, ir.ExternalTensor)}
             self._scaled = self._load([scaled], "the scaled step", self._held)
         except VerifyError as error:
-            raise _FaultError(f"{error}, and it loads the original") from error
+            raise FaultError(f"{error}, and it loads the original") from error
         self._feeds, self._expected = self._draw()
+        self.is_applied = False
 
     def _load(self, models: Sequence[ir.Model], what: str, fed: Iterable[str] = ()) -> Runner:
         """Load the first of some models that the runtime can load, with seeds for random operators."""
@@ -164,14 +169,14 @@ class _Trial:
                 continue
             if all(is_finite(array) for name, array in expected.outputs.items() if name in wanted):
                 return feeds, expected
-        raise _UntriedError(reason)
+        raise UntriedError(reason)
 
     def run(self) -> Iterator[str]:
         """Try everything; yield what was tried."""
         import onnxruntime as ort
 
         yield f"tried on ONNX Runtime {ort.__version__}: {self._compare()}"
-        if ScaledValue.ALL_FINITE not in self._stamp.names:
+        if ScaledValue.ALL_FINITE not in self._names:
             yield "its fixed scale is not checked, and no input was made non-finite"
             return
         inputs = self._watch.inputs(self._feeds)[:_MOST]
@@ -192,7 +197,7 @@ class _Trial:
 
     def _compare(self) -> str:
         """Compare values at several scales, and describe the comparison."""
-        name = self._stamp.names.get(ScaledValue.LOSS_SCALE)
+        name = self._names.get(ScaledValue.LOSS_SCALE)
         scales: Sequence[float | None] = SCALES if name in self._scaled.inputs else (None,)
         applied = list[float | None]()
         for scale in scales:
@@ -200,10 +205,11 @@ class _Trial:
             try:
                 got = self._run_scaled({**self._feeds, **more})
             except VerifyError as error:
-                raise _FaultError(str(error)) from error
+                raise FaultError(str(error)) from error
             applied += [scale] if self._is_applied(got) else []
             if (fault := self._find_difference(got)) is not None and self._repeats():
-                raise _FaultError(fault if scale is None else f"at scale {scale:g}, {fault}")
+                raise FaultError(fault if scale is None else f"at scale {scale:g}, {fault}")
+        self.is_applied = bool(applied)
         if not applied:
             return "the interface; the gradients overflow at all scales"
         numbers = ", ".join("its own" if scale is None else f"{scale:g}" for scale in applied)
@@ -222,7 +228,7 @@ class _Trial:
         return None
 
     def _is_applied(self, got: Arrays) -> bool:
-        flag = self._stamp.names.get(ScaledValue.ALL_FINITE)
+        flag = self._names.get(ScaledValue.ALL_FINITE)
         return bool(np.all(got.get(flag or "", True)))
 
     @functools.cache  # noqa: B019
@@ -251,5 +257,5 @@ class _Trial:
                 self._original.run(feeds)
             except VerifyError:  # the case says nothing
                 return False
-            raise _FaultError(f"with {case}, {error}") from error
+            raise FaultError(f"with {case}, {error}") from error
         return True

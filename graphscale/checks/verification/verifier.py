@@ -31,6 +31,7 @@ from graphscale.checks.verification.promise import (
 from graphscale.checks.verification.related import relate
 from graphscale.checks.verification.static import prove_again
 from graphscale.checks.verification.translated import compare_translation
+from graphscale.checks.verification.unstamped import open_unstamped, verify_unstamped
 from graphscale.checks.verification.verify_report import (
     FAILS,
     HOLDS,
@@ -157,13 +158,15 @@ def verify(
         "derivatives": derivatives,
         "replay": replay,
     }
-    report = _verify_several(original, scaled, loss, trained, single, progress)
-    if report is not None:
-        return report
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     expected_policy = parse_expectation(expect_policy)
-    progress("scaling the original again", 0, 0)
     hints = Hints(loss, place, gradients or (), updates, answers)
+    report = _verify_several(original, scaled, loss, trained, single, progress) or _verify_unstamped(
+        original, scaled, hints, expected_policy, runs, {**single, "trained": trained}
+    )
+    if report is not None:
+        return report
+    progress("scaling the original again", 0, 0)
     if _is_folder(original):
         original, hints = _fuse(str(original), scaled, hints)
     pair, translation = open_pair(original, scaled, hints)
@@ -207,6 +210,23 @@ def _prove(pair: Pair, *, exact: bool, numeric: bool) -> list[Check]:
     if not (numeric or (exact and not is_known)):
         return proofs
     return [Check(each.name, SKIPPED, each.detail, True) if each.status == UNPROVED else each for each in proofs]
+
+
+def _verify_unstamped(
+    original: Model, scaled: Model, hints: Hints, expected: Any, runs: int, single: Mapping[str, Any]
+) -> VerifyReport | None:
+    """Verify a graph that somebody else scaled; return None for others.
+
+    The options `single` are for graphs that graphscale scaled, but for the names in the original, and the policy.
+    """
+    model = open_unstamped(scaled)
+    if model is None:
+        return None
+    names = ("tolerance", "feeds", "dims", "expect_dtype", "numeric", "derivatives", "replay", "trained")
+    given = next((name for name in names if single[name]), None)
+    if given is not None:
+        raise VerifyError(f"{given} is for files that graphscale scaled")
+    return verify_unstamped(original, model, hints, expected, runs=runs)
 
 
 def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:
