@@ -64,7 +64,7 @@ def autocast(
     keep: Iterable[str] = (),
     lists: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     loss_scale: Any = None,
-    loss: str | None = None,
+    loss: str | Sequence[str] | None = None,
     seed: str | None = None,
     gradients: Sequence[str] | None = None,
     updates: Mapping[str, str] | None = None,

@@ -78,7 +78,7 @@ def scale(
     model: Model,
     loss_scale: Any = "dynamic",
     *,
-    loss: str | None = None,
+    loss: str | Sequence[str] | None = None,
     seed: str | None = None,
     gradients: Sequence[str] | None = None,
     updates: Mapping[str, str] | None = None,
@@ -99,7 +99,7 @@ def scale(
     Args:
         model: a path, an onnx_ir model or a ModelProto: forward and backward pass, with or without the optimizer.
         loss_scale: "dynamic", a number of at least 1, a `LossScale`, or `{"class_name": ..., "config": {...}}`.
-        loss: the name of the loss; None to find it among the scalar floating-point outputs.
+        loss: the name of the loss, or a list of several; None to find it among the scalar floating-point outputs.
         seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients, where the optimizer begins.
         updates: `{output name: input name}` for carried state that the analysis cannot pair; `{"{}_next": "{}"}` pairs

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphscale.analysis.roles.answers import NO_ANSWERS, Answers
-from graphscale.errors import GradientError, RolesError, UpdateError
+from graphscale.errors import GradientError, LossError, RolesError, UpdateError
 from graphscale.files.training_info import read_bindings
 from graphscale.graph.stamp import ROLES_KEY
 
@@ -23,7 +23,7 @@ class Hints:
     """A user's names for parts of a training graph, in place of those that the analysis finds.
 
     Attributes:
-        loss: the name of the loss; None to find it among the scalar floating-point outputs.
+        loss: the name of the loss, or several names; None to find it among the scalar floating-point outputs.
         seed: `NODE:INDEX`, the input of a node where the scale enters; None to find the places.
         gradients: names of values that are gradients: the scale comes out there.
         updates: `{output name: input name}` for carried state that the analysis cannot pair. A pattern, with one `{}`
@@ -31,7 +31,7 @@ class Hints:
         roles: answers about roles, or the content of a roles file, or None.
     """
 
-    loss: str | None = None
+    loss: str | Sequence[str] | None = None
     seed: str | None = None
     gradients: Sequence[str] = ()
     updates: Mapping[str, str] | None = None
@@ -41,9 +41,14 @@ class Hints:
         """Accept any sequence of gradients, and None.
 
         Raises:
+            LossError: the loss is neither a name nor several.
             GradientError: the gradients are one text.
             UpdateError: the updates are no mapping.
         """
+        losses = (self.loss,) if isinstance(self.loss, str) else self.loss or ()
+        if not isinstance(losses, Sequence) or not all(isinstance(name, str) for name in losses):
+            raise LossError(f"a loss is a name, and several losses a list of names; got {self.loss!r}")
+        object.__setattr__(self, "loss", tuple(losses) or None)
         if isinstance(self.gradients, str):
             raise GradientError(f"gradients are a list of names; pass gradients=[{self.gradients!r}]")
         if not isinstance(self.updates, Mapping | None):
@@ -57,8 +62,7 @@ class Hints:
         Raises:
             RolesError: two of them contradict each other.
         """
-        losses = () if self.loss is None else (self.loss,)
-        return Answers.of(self.roles).merge(losses, self.gradients, self.updates or {})
+        return Answers.of(self.roles).merge(self.loss or (), self.gradients, self.updates or {})
 
     def stated_by(self, model: ir.Model) -> Hints:
         """Return the hints, with a model's stated roles where the user gives none.

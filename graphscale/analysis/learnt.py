@@ -163,16 +163,24 @@ def _is_average(topology: Topology, output: ir.Value, state: ir.Value, following
     return not math.isclose(leaves.get(state, 0.0), 1.0) and math.isclose(sum(leaves.values()), 1.0, rel_tol=1e-6)
 
 
-def find_summands(topology: Topology, value: ir.Value, states: Collection[ir.Value]) -> list[ir.Value]:
+def find_summands(
+    topology: Topology, value: ir.Value, states: Collection[ir.Value], least: float = NEXT_STATE
+) -> list[ir.Value]:
     """Return the terms that an output adds to its state, or the output itself where it has no state.
 
     A share of the state, such as weight decay, counts only where it is the only term.
+
+    Args:
+        topology: the topology of the graph.
+        value: the output.
+        states: the values that may be its state.
+        least: the least share of its state in the output.
     """
     if value is topology.loss or not topology.is_backward(value) or not is_float(value):
         return []
     through = Trait.MOVE if _is_scattered(value) else DIRECT
     held = find_coefficients(value, states, topology.factors, through)
-    if not any(c >= NEXT_STATE for c in held.values()):
+    if not any(c >= least for c in held.values()):
         return [value] if topology.may_be_state(value) else []
 
     def above(value: ir.Value) -> Sequence[ir.Value]:

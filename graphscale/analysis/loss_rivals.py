@@ -9,11 +9,12 @@ import onnx_ir as ir
 
 from graphscale.analysis.loss import smooth_operands
 from graphscale.analysis.solution import Solution
+from graphscale.errors import GraphscaleError, LossError
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["Choices", "Faults", "Rank"]
+__all__ = ["Choices", "Faults", "Rank", "explain_failures"]
 
 # The faults of a solution; a greater tuple is better.
 Faults = tuple[bool, bool, int, int]
@@ -154,3 +155,18 @@ def _is_multiple(node: ir.Node, kind: Kind, varying: Sequence[ir.Value]) -> bool
     """Return whether a node multiplies one of its operands that vary, or divides it, by others."""
     is_one = len(varying) == 1 and sum(value is varying[0] for value in node.inputs) == 1
     return is_one and (kind is Kind.PRODUCT or (kind is Kind.QUOTIENT and node.inputs[0] is varying[0]))
+
+
+def explain_failures(failures: Sequence[tuple[ir.Value, GraphscaleError]], named: bool) -> GraphscaleError:
+    """Return the error for the user where no set of losses can be scaled."""
+    if not failures:
+        return LossError(
+            "no scalar floating-point output that could be the loss was found, as in an inference graph; export the "
+            "training graph (loss and gradients) with the loss among its outputs, or, if the graph computes it, name "
+            "it with --loss"
+        )
+    first = failures[0][1]
+    if named or len(failures) == 1:
+        return first
+    others = "; ".join(f"{loss.name!r}: {error}" for loss, error in failures[1:3])
+    return type(first)(f"{first}; other candidates for the loss: {others}")

@@ -85,17 +85,17 @@ def choose_losses(
     solutions, failures = _solve_sets(fitness, solve, tuple(named))
     errors = [*failures.items()]
     errors.sort(key=lambda failure: isinstance(failure[1], _NO_BACKWARD))
-    if not solutions:
-        raise _explain(errors, bool(named))
-    best, rivals, alike = solutions[0], list[ir.Value](), list[ir.Value]()
+    best, rivals, alike = (solutions[0] if solutions else None), list[ir.Value](), list[ir.Value]()
     if len(solutions) > 1:
         from graphscale.analysis.loss_rivals import Choices  # most steps have one solution
 
         choices = Choices(solutions, fitness.rank)
         best, rivals, alike = choices.best, choices.rivals, choices.alike
-    if best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD):
+    if best is None or (best.coverage.total == 0 and errors and not isinstance(errors[0][1], _NO_BACKWARD)):
+        from graphscale.analysis.loss_rivals import explain_failures  # for the message
+
         # The backward pass belongs to a loss that cannot be scaled.
-        raise _explain(errors, bool(named))
+        raise explain_failures(errors, bool(named))
     if best.no_derivative is not None:
         raise SeedNotFoundError(
             f"the graph does not differentiate the loss {best.topology.loss.name!r}: {best.no_derivative}; in an "
@@ -112,6 +112,9 @@ def choose_losses(
         return LossChoice(best, f"it is the likeliest, but the backward pass also fits {names}", False)
     if unexplained:
         return LossChoice(best, f"it is the likeliest, but {'; '.join(unexplained)}", False)
+    if best.selects is not None:
+        how = f"the scale would enter at {best.selects}, a choice by the data, and no weight is a sum with a gradient"
+        return LossChoice(best, how, False)
     number = _find_carried_number(best)
     if number is not None:
         how = f"it may be a running sum or average, and the next value of {number.name!r}"
@@ -149,7 +152,7 @@ def _iterate_sets(fitness: _Fitness, solutions: Sequence[Solution], named: Losse
             yield from ((*named, *more) for more in _iterate_subsets(others, _MOST_SETS))
         return
     yield from ((candidate,) for candidate in candidates)
-    if len(candidates) > 1 and not any(map(fitness.explains, solutions)):
+    if len(candidates) > 1 and not any(fitness.explains(each, solutions) for each in solutions):
         # Losses that are computed by next weights come after those whose gradients move the weights.
         ordered = sorted(candidates, key=lambda loss: len(ancestors([loss])))
         yield from (losses for losses in _iterate_subsets(ordered, _MOST_SETS) if len(losses) > 1)
@@ -192,9 +195,15 @@ class _Fitness:
         self._faults: dict[Solution, Faults] = {}
         self._unexplained: dict[Solution, dict[ir.Value, list[ir.Value]]] = {}
 
-    def explains(self, solution: Solution) -> bool:
-        """Return whether each contraction belongs to a forward pass, to the covered backward pass, or the optimizer."""
+    def explains(self, solution: Solution, others: Sequence[Solution] = ()) -> bool:
+        """Return whether each contraction belongs to a forward pass, to the covered backward pass, or the optimizer.
+
+        A contraction that another solution covers is no forward pass: the loss may measure the other's gradients.
+        """
         topology = solution.topology
+        covered = (node for other in others for node in {*other.coverage.nodes}.difference(other.coverage.missed))
+        if any(node.outputs[0] in topology.forward for node in covered):
+            return False
         if not self.fits(solution) or topology.reads_next_weights or self.unexplained(solution):
             return False
         cone = topology.ancestors(self.candidates)
@@ -261,17 +270,3 @@ def _find_carried_number(solution: Solution) -> ir.Value | None:
         if number is None or number.is_graph_input() or topology.may_store_state(solution.solver.plan.unscaled.keys()):
             break
     return number
-
-
-def _explain(failures: Sequence[tuple[ir.Value, GraphscaleError]], named: bool) -> GraphscaleError:
-    if not failures:
-        return LossError(
-            "no scalar floating-point output that could be the loss was found, as in an inference graph; export the "
-            "training graph (loss and gradients) with the loss among its outputs, or, if the graph computes it, name "
-            "it with --loss"
-        )
-    first = failures[0][1]
-    if named or len(failures) == 1:
-        return first
-    others = "; ".join(f"{loss.name!r}: {error}" for loss, error in failures[1:3])
-    return type(first)(f"{first}; other candidates for the loss: {others}")

@@ -40,7 +40,9 @@ def find_moving_terms(
         weights: `{next weight: weight}`.
     """
     moved = reach(topology.graph, batches, plan.unscaled)
-    terms = (v for o, state in weights.items() if o in moved for v in find_summands(topology, o, {state}) if v is not o)
+    terms = (
+        v for o, state in weights.items() if o in moved for v in find_summands(topology, o, {state}, 0.0) if v is not o
+    )
     return tuple(dict.fromkeys(v for v in terms if v in moved and is_float(v) and plan.degree(v) == 0))
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.loss import LEAST_SCALE
-from graphscale.analysis.roles.nearness import likeness
+from graphscale.analysis.roles.naming import likeness
 from graphscale.analysis.roles.role_table import Role, Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Update, same_type

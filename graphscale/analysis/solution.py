@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Container, Sequence, Set
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
-from graphscale.analysis.loss import is_number, smooth_operands
+from graphscale.analysis.loss import is_differentiable, is_number, smooth_operands
 from graphscale.analysis.places import find_held_numbers
 from graphscale.analysis.solve import Solver
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import Coverage, measure_coverage
-from graphscale.analysis.updates import DIRECT, NEXT_STATE, find_terms, known_factors, same_type
+from graphscale.analysis.updates import DIRECT, NEXT_STATE, ByType, find_terms, known_factors, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
 from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar, subgraphs
@@ -71,9 +71,10 @@ class Solution:
 
     @functools.cached_property
     def misfits(self) -> int:
-        """The number of values to unscale that are no gradients of state: a wrong choice unscales activations."""
+        """The number of cotangents to unscale that are no gradients of state: a wrong choice unscales activations."""
         forced = (each.value for each in self.solver.plan.unscaled.values() if each.reason is not None)
-        return sum(not (is_scalar(value) or self.topology.may_be_state(value)) for value in forced)
+        live, topology = self.solver.live, self.topology
+        return sum(not (value not in live or is_scalar(value) or topology.may_be_state(value)) for value in forced)
 
     @functools.cached_property
     def differentiates_all(self) -> bool:
@@ -97,6 +98,37 @@ class Solution:
         )
 
     @functools.cached_property
+    def moves_weights(self) -> bool:
+        """True if gradients leave the graph, or may move a state of the losses; False if they move others alone."""
+        topology, moved = self.topology, self._moved
+        if moved is None or not moved or not moved.isdisjoint(topology.forward):
+            return True
+        tensors = ByType(v for v in topology.states if v in topology.forward and is_float(v) and not is_scalar(v))
+        nexts = (v for v in topology.graph.outputs if v in self.explained and v not in topology.forward)
+        return any(is_float(v) and tensors.like(v) for v in nexts)
+
+    @functools.cached_property
+    def selects(self) -> str | None:
+        """The place where the scale enters at a choice by the data, if weights are no sums with gradients, or None."""
+        topology, places = self.topology, self.solver.plan.places
+        if self._moved is None or not self._moved.isdisjoint(topology.forward):
+            return None
+        data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
+        found = (place for place in places if place.value in data and not is_differentiable(place.value))
+        return next(map(str, found), None)
+
+    @functools.cached_property
+    def _moved(self) -> Set[ir.Value] | None:
+        """The states in sums with gradients; None if gradients leave the graph, or a node writes into its operands."""
+        topology = self.topology
+        writes = topology.nodes_like(lambda operator: bool(operator.traits & Trait.EFFECT))
+        if writes or any(map(ir.Value.is_graph_output, self.solver.plan.unscaled)):
+            return None
+        nexts = (v for v in topology.graph.outputs if v in self.explained)
+        held = (each for v in nexts for each in topology.coefficients(v).items())
+        return {state for state, c in held if c >= NEXT_STATE}
+
+    @functools.cached_property
     def no_derivative(self) -> str | None:
         """The reason why the gradients are no derivatives of the losses; None where there is none.
 
@@ -107,6 +139,8 @@ class Solution:
         topology, plan = self.topology, self.solver.plan
         if self.solver.seed is not None:
             return None
+        if not self.moves_weights:
+            return "its gradients move no weight that it depends on"
         layers = any(node.outputs[0] in topology.forward for node in topology.contractions)
         weights = topology.held_states & topology.forward
         smooth = reach(topology.losses, self._smooth_operands)
@@ -243,13 +277,14 @@ def _find_edits(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]
     except (NonlinearGradientError, SeedNotFoundError) as refusal:
         error = refusal
     again: Set[ir.Node] = set()
-    if error or solver.unscales_cotangents:
+    unsettled = error is not None or solver.unscales_cotangents
+    if unsettled:
         from graphscale.analysis.other_contractions import find_reconstructions  # few steps need it
 
         again = find_reconstructions(topology, solver.cotangents)
     # A normalization ahead of a contraction of the optimizer ends the scale, and nothing is refused.
     is_behind = not error and bool(_find_places_behind_gradients(solver))
-    if error or again or is_behind or solver.plan.missed(topology.contractions & topology.backward):
+    if unsettled or again or is_behind or solver.plan.missed(topology.contractions & topology.backward):
         with contextlib.suppress(NonlinearGradientError, SeedNotFoundError):  # the first solution stands
             from graphscale.analysis.other_contractions import solve_without_others  # few steps need it
 

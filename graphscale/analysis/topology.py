@@ -169,7 +169,7 @@ class Topology:
     def is_late(self, value: ir.Value) -> bool:
         """Return whether a value depends on the tail of a loss, or on a target."""
         late = (self.tail_dependent, self.tail, self.target_dependent)
-        return any(value in each for each in late) or self.late_inputs(value) != 0
+        return any(value in each for each in late) or self.late_inputs(value) & self.fed_late != 0
 
     def ancestors(self, values: Iterable[ir.Value], stop: Callable[[ir.Node], bool] | None = None) -> ValueSet:
         """Return some values and their ancestors, up to the nodes where to `stop`.

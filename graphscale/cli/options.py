@@ -106,7 +106,7 @@ _policy = functools.partial(option, rich_help_panel="Loss scale")
 _output = functools.partial(option, rich_help_panel="Output")
 
 ModelPath = Annotated[Path, argument("An ONNX training graph.")]
-Loss = Annotated[str | None, _roles("The loss.", metavar="NAME")]
+Loss = Annotated[list[str] | None, _roles("A loss. Repeatable.", metavar="NAME")]
 SeedEdge = Annotated[str | None, _roles("The input of a node where the scale enters.", metavar="NODE:INDEX")]
 Gradient = Annotated[list[str] | None, _roles("A value that is a gradient. Repeatable.", metavar="NAME")]
 Update = Annotated[

@@ -124,7 +124,7 @@ def verify(
             writing.check_new_output(case)
             save_case(report.counterexample, case)
         hints = {
-            "--loss": [loss],
+            "--loss": loss,
             "--seed-edge": [seed_edge],
             "--gradient": gradient,
             "--update": update,

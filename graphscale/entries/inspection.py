@@ -25,7 +25,7 @@ __all__ = ["inspect", "roles"]
 def inspect(
     model: Model,
     *,
-    loss: str | None = None,
+    loss: str | Sequence[str] | None = None,
     seed: str | None = None,
     gradients: Sequence[str] | None = None,
     updates: Mapping[str, str] | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -64,7 +64,7 @@ class Autocast(GraphPass):
     dtype: str = "float16"
     emulate: bool = False
     settings: Settings | None = None
-    loss: str | None = None
+    loss: str | Sequence[str] | None = None
     seed: str | None = None
     gradients: tuple[str, ...] = ()
     updates: Mapping[str, str] | None = None

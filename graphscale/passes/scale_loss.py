@@ -43,7 +43,7 @@ class ScaleLoss(GraphPass):
 
     Attributes:
         loss_scale: any argument of `graphscale.get`.
-        loss: the name of the loss, or None to find it.
+        loss: the name of the loss, several names, or None to find it.
         seed: `NODE:INDEX`, the edge where the scale enters, or None to find the places.
         gradients: names of values that are gradients.
         updates: `{output name: input name}` of carried state.
@@ -57,7 +57,7 @@ class ScaleLoss(GraphPass):
     sign = "×S"  # noqa: RUF001
 
     loss_scale: Any = "dynamic"
-    loss: str | None = None
+    loss: str | Sequence[str] | None = None
     seed: str | None = None
     gradients: tuple[str, ...] = ()
     updates: Mapping[str, str] | None = None

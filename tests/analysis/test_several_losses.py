@@ -8,7 +8,7 @@ import pytest
 
 import graphscale as gs
 from graphscale.analysis.topology import Topology
-from graphscale.errors import NonlinearGradientError
+from graphscale.errors import LossError, NonlinearGradientError, SeedNotFoundError
 from tests.build import assert_same_step, listed, parse
 from tests.expressions import nodes
 
@@ -40,7 +40,8 @@ def two_losses(
         step ({listed("float[8,4] x, float[8,3] t, float[4,5] w, float[5,3] u", inputs)})
             => ({listed(outputs, *following)})
         <float rate = {{0.1}}, float one = {{1}}, float two_over_n = {{0.16666667}}, int64[1] zero = {{0}},
-         int64[1] four = {{4}}, int64[1] eight = {{8}}, float[3,3] k = {{1, 0, 1, 2, 1, 0, 0, 1, 1}}>
+         int64[1] four = {{4}}, int64[1] flat = {{-1}},
+         int64[2] whole = {{4, 5}}, int64[1] eight = {{8}}, float[3,3] k = {{1, 0, 1, 2, 1, 0, 0, 1, 1}}>
         {{ {nodes(text + last)} }}
     """)
 
@@ -70,6 +71,77 @@ def test_micro_batches(outputs: str) -> None:
 def test_one_loss_that_is_named_stands_for_all() -> None:
     report = gs.scale(two_losses(half("a") + half("b")), loss="loss_b").report
     assert (report.loss, report.contractions, losses_of(report)) == ("loss_b", 6, ["loss_a", "loss_b"])
+
+
+def test_several_losses_that_are_named() -> None:
+    model = two_losses(half("a") + half("b"))
+    named = gs.scale(model, loss=["loss_b", "loss_a"]).report
+    assert losses_of(named) == ["loss_a", "loss_b"]
+    assert gs.inspect(model, loss=("loss_b", "loss_a")).gradients == named.gradients
+    with pytest.raises(LossError, match="nothing"):
+        gs.inspect(model, loss=["loss_a", "nothing"])
+    with pytest.raises(LossError, match="a list of names; got 3"):
+        gs.inspect(model, loss=3)  # type: ignore[arg-type]
+
+
+PROJECTED = """
+    ga = Reshape(pa, flat); gb = Reshape(pb, flat); both = ga @ gb
+    cosine = both / (ReduceL2(ga, keepdims=0) * ReduceL2(gb, keepdims=0))
+    g = ga + gb - ga * (both / (ga @ ga)) - gb * (both / (gb @ gb))
+    w_next = w - Reshape(g, whole) * rate; u_next = u - (qa + qb) * rate
+"""
+
+
+def test_the_cosine_of_two_gradients_is_no_loss() -> None:
+    """Its own cone explains both backward passes, and it measures them."""
+    outputs = "float loss_a, float loss_b, float cosine"
+    model = two_losses(half("a") + half("b"), PROJECTED, outputs=outputs)
+    report = assert_same_step(model)
+    assert (losses_of(report), report.contractions, report.missed) == (["loss_a", "loss_b"], 6, ())
+    assert {"ga", "gb"} <= {gradient.value for gradient in report.gradients}
+
+
+def test_layers_that_learn_one_after_the_other() -> None:
+    """The second loss is computed by the next weights of the first: it alone moves no weight of the first."""
+    text = """
+        a1 = Tanh(x @ w); d1 = a1 - one; loss_a = ReduceMean(d1 * d1, keepdims=0)
+        w_next = w - (x.T @ ((d1 * two_over_n) * (one - a1 * a1))) * rate
+        a2 = Tanh(x @ w_next) @ u; d2 = a2 - t; loss_b = ReduceMean(d2 * d2, keepdims=0)
+        u_next = u - (Tanh(x @ w_next).T @ (d2 * two_over_n)) * rate
+    """
+    outputs = "float loss_a, float loss_b, float[4,5] w_next, float[5,3] u_next"
+    report = assert_same_step(two_losses(text, "", outputs=outputs))
+    assert losses_of(report) == ["loss_a", "loss_b"]
+    assert (report.contractions, report.missed) == (2, ())
+
+
+EVALUATION = """
+    d = Tanh(x @ w) @ u - t; loss_a = ReduceMean(d * d, keepdims=0) / count; total_next = total + loss_a * rate
+"""
+
+
+def test_an_evaluation_is_no_training() -> None:
+    outputs = "float loss_a, float total_next"
+    model = two_losses(EVALUATION, "", inputs="float total, float count", outputs=outputs)
+    with pytest.raises(SeedNotFoundError, match="move no weight that it depends on"):
+        gs.scale(model)
+
+
+def test_a_filter_without_derivatives() -> None:
+    """Recursive least squares: the gain is computed from the input, which is no target."""
+    text = """
+        e = y - x @ w; loss_a = ReduceSum(e * e, keepdims=0)
+        k = (p @ x) / (forget + x @ (p @ x)); w_next = w + k * e
+        p_next = (p - Reshape(k, column) * (p @ x)) / forget
+    """
+    model = parse(f"""
+        <ir_version: 10, opset_import: ["" : 20]>
+        step (float[5] x, float y, float[5] w, float[5,5] p, float forget)
+            => (float[5] w_next, float[5,5] p_next, float loss_a)
+        <int64[2] column = {{5, 1}}> {{ {nodes(text)} }}
+    """)
+    with pytest.raises(SeedNotFoundError, match="where the data is"):
+        gs.scale(model)
 
 
 def test_networks_side_by_side() -> None:

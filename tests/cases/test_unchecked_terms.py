@@ -55,6 +55,17 @@ def test_steps_of_the_zoo_pass_their_trial(name: str) -> None:
     assert result.report.trial is not None and result.report.trial.startswith("tried on ")
 
 
+def test_a_share_of_a_weight_beside_a_batch() -> None:
+    """Gossip: the next weight is a third of the weight, plus two thirds of what neighbours send."""
+    model = onnx.load_from_string(pack.read("fresh-hand-weight-soup.gossip", pack.FRESH)[0])
+    scaled, feeds = gs.scale(model).model, feeds_for(model)
+    assert run_once(scaled, feeds)[0]["all_finite"]
+    feeds["neighbours"].reshape(-1)[5] = np.inf
+    outputs, _ = run_once(scaled, feeds)
+    assert not outputs["all_finite"]
+    assert_same_bits(outputs["w_next"], feeds["w"], "w")
+
+
 def test_no_more_is_checked_where_gradients_are_all_that_moves_weights() -> None:
     logged = linear("q = ReduceMean <keepdims: int = 0> (x)", outputs="float q")
     assert gs.scale(linear()).report.inserted == gs.scale(logged).report.inserted

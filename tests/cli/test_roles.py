@@ -12,6 +12,7 @@ import pytest
 
 import graphscale as gs
 from tests.analysis.roles.steps import exchanged_step, hidden_state_step, momentum_step, square_step, update_step
+from tests.analysis.test_several_losses import half, two_losses
 from tests.build import assert_skips, feeds_for
 from tests.cli.command import EARLIER, contents, graphscale, refuse, succeed
 from tests.cli.test_scale import rows
@@ -100,6 +101,14 @@ class TestTheFile:
         path = saved(tmp_path, update_step(""))
         words = ["--loss nope"]
         refuse(tmp_path, "inspect", path, "--loss=nope", "--roles-out", tmp_path / "roles.json", words=words)
+
+    def test_each_loss_is_named(self, tmp_path: Path) -> None:
+        path = saved(tmp_path, two_losses(half("a") + half("b")))
+        options = ["--loss", "loss_b", "--loss", "loss_a"]
+        succeed(None, "inspect", path, *options, "--roles-out", tmp_path / "roles.json")
+        content = json.loads((tmp_path / "roles.json").read_text(encoding="utf-8"))
+        assert content["losses"] == ["loss_a", "loss_b"]
+        refuse(tmp_path, "inspect", path, *options, "--loss", "other", words=["--loss other"])
 
     def test_it_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()

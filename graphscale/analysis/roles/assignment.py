@@ -18,7 +18,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Doubt, Matched, doubt
 from graphscale.analysis.roles.evidence import Table, fixed_role
 from graphscale.analysis.roles.facts import Evidence, Facts, Gradients, Row, Strength, eliminate
-from graphscale.analysis.roles.naming import widest_pattern
+from graphscale.analysis.roles.naming import likeness, widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, Update, same_type
@@ -125,7 +125,7 @@ def _propose(step: Matched, rows: Mapping[ir.Value, Row], doubts: Mapping[ir.Val
     opened = [o for o, each in outputs.items() if o in doubts or o in others or not each.certain]
     if not opened:
         return {}
-    from graphscale.analysis.roles.nearness import Nearness, likeness  # few steps leave a question
+    from graphscale.analysis.roles.nearness import Nearness  # few steps leave a question
 
     taken = {each.pair for o, each in outputs.items() if o not in opened}
     nearness, edges = Nearness(facts), []
@@ -173,7 +173,7 @@ def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evide
         return False
     if step.pattern.get(output) is value:
         return True
-    if is_scalar(output) and len(step.pattern) > 1:
+    if is_scalar(output) and len(step.pattern) > 1 and likeness(value, output)[0] < 1:
         return False  # the names of all other next values
     if role is Role.CONSTANT:
         return facts.is_ignored(value) and not (is_float(value) and value.uses())
@@ -182,12 +182,13 @@ def _is_likely(step: Matched, output: ir.Value, value: ir.Value, evidence: Evide
     strength = Strength.TYPE if evidence is None else evidence.strength
     if evidence is None or (strength is Strength.TYPE and value in facts.topology.forward):
         return False
-    if is_excluded and step.pattern:  # a by-product, unlike all that is named
+    is_target = value in facts.topology.targets and output not in facts.behind_gradients
+    own = step.outputs[output].pair
+    is_error = is_target and own is not None and facts.held(output).get(own, 0.0) > 0
+    if is_excluded and (step.pattern or is_error):  # a by-product, unlike all that is named
         return strength > Strength.SHARE
     if strength > Strength.TYPE or output in facts.behind_gradients or is_scalar(value):
         return True
-    from graphscale.analysis.roles.nearness import likeness
-
     return likeness(value, output)[0] == 1
 
 

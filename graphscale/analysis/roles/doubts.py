@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.evidence import Table
 from graphscale.analysis.roles.facts import Facts, Gradients, Strength
+from graphscale.analysis.roles.naming import likeness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import LEAST_SHARE, NEXT_STATE, ByType, find_coefficients, same_type
 from graphscale.graph.values import is_float, is_known_zero, is_scalar
@@ -145,7 +146,8 @@ def _silent_names(step: Matched) -> Iterator[_Found]:
     for output, value in silent if len(silent) == 1 and step.pattern else ():
         is_learnt = facts.has_gradient(value) and facts.takes_gradient(output)
         if not is_learnt and facts.copied_input(output) is not value:
-            yield output, f"it holds {value.name!r}, but is not named like the other next values", True
+            is_excluded = likeness(value, output)[0] < 1 or facts.held_firmly(output).get(value) == 1
+            yield output, f"it holds {value.name!r}, but is not named like the other next values", is_excluded
 
 
 def _exchanged(step: Matched) -> Iterator[_Found]:
@@ -191,7 +193,9 @@ def _errors(step: Matched) -> Iterator[_Found]:
     above = topology.ancestors(topology.losses) if moved else ()
     for output, value in moved:
         if output in above and facts.copied_input(output) is not value:
-            yield output, f"it adds to {value.name!r}, and the loss is computed from it, as from an error", False
+            others = [v for v in facts.dependence.of(output) if v is not value]
+            text = f"it adds to {value.name!r}, and the loss is computed from it, as from an error"
+            yield output, text, _is_compared(step, output, value, others)
 
 
 def _negative(step: Matched) -> Iterator[_Found]:
@@ -239,19 +243,25 @@ def _changed_batches(step: Matched) -> Iterator[_Found]:
         if is_tensor and value in topology.forward and output not in step.facts.behind_gradients:
             others = [v for v in step.facts.dependence.of(output) if v is not value and (v.shape or not is_scalar(v))]
             is_read, is_mixed = _is_read(step.facts, output), any(map(ir.Value.is_graph_input, others))
-            if not others or (is_read and not carried.issuperset(others)):
-                is_excluded = is_read and (not is_mixed or _is_compared(step.facts, output, value, others))
+            is_compared = is_mixed and _is_compared(step, output, value, others)
+            if not others or ((is_read or is_compared) and not carried.issuperset(others)):
+                is_excluded = is_compared or (is_read and not is_mixed)
                 yield output, f"it may be {value.name!r}, a batch, as the network reads it", is_excluded
 
 
-def _is_compared(facts: Facts, output: ir.Value, value: ir.Value, others: list[ir.Value]) -> bool:
+def _is_compared(step: Matched, output: ir.Value, value: ir.Value, others: list[ir.Value]) -> bool:
     """Return whether an output is a target, plus or minus activations: a residual, or a temporal difference.
 
-    A target has an example for each one of another input.
+    A target has an example for each one of another input. Rows that are written into a state are none of these.
     """
+    facts, node = step.facts, output.producer()
+    is_written = node is not None and node.op_type in ("ScatterND", "ScatterElements")
+    if is_written or not facts.remains(output, value):
+        return False
     if abs(facts.held(output).get(value, 0.0)) != 1 or not facts.topology.late_inputs(value) or not value.shape:
         return False
-    return any(v.shape and v.shape[0] == value.shape[0] and not same_type(v, value) for v in others)
+    shapes = (v.shape for v in others if v not in step.owners and not same_type(v, value))
+    return any(shape is not None and [*shape][:1] == [value.shape[0]] for shape in shapes)
 
 
 def _is_read(facts: Facts, output: ir.Value) -> bool:

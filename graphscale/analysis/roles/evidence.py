@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphscale.analysis.roles.facts import Evidence, Facts, Finder, Found, Gradients, Row, Strength, without_stored
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_known_zero, is_scalar
+from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, optimizer_of
 
@@ -156,8 +156,7 @@ def _contents(facts: Facts, gradients: Gradients, output: ir.Value) -> Found:
         if not same_type(output, value):
             continue
         if is_scalar(value) and not value.is_graph_input():
-            is_weight = c >= NEXT_STATE and value in forward and facts.takes_gradient(output)
-            if not (is_weight or _is_counter(facts, output, value)):
+            if not (c >= NEXT_STATE and value in forward and facts.takes_gradient(output)):
                 continue
         is_firm, is_near_one = value in firm, c >= NEXT_STATE
         if is_near_one or (value not in forward and c >= 0):
@@ -174,23 +173,6 @@ def _possible_contents(facts: Facts, gradients: Gradients, output: ir.Value) -> 
             if facts.is_number(value):
                 continue  # the factor of another value
             yield value, Evidence(Strength.SHARE, "depends on its own previous value")
-
-
-def _is_counter(facts: Facts, output: ir.Value, value: ir.Value) -> bool:
-    """Return whether an output is an unfolded sum of constants; an integer may have an upper bound.
-
-    The added number may not be zero, nor be compared with the bound.
-    """
-    node, begins_at_zero = output.producer(), facts.factors[value] == 0
-    if node is not None and node.op_type == "Add":
-        return begins_at_zero and all(map(constant_tensor, node.inputs))
-    above = facts.above(output)
-    if is_float(output) or any(each.is_graph_input() for each in above):
-        return False
-    readers = [reader for reader in facts.topology.consumers(value) if reader.outputs[0] in above]
-    is_bounded = any(reader.op_type in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual") for reader in readers)
-    sums = [reader.outputs[0] for reader in readers if reader.op_type == "Add"]
-    return (begins_at_zero or is_bounded) and facts.holds_one_of(output, sums)
 
 
 def _weak(facts: Facts, gradients: Gradients, output: ir.Value) -> Found:

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import ByType, Type, same_type, type_of
 
-__all__ = ["common_start", "widest_pattern", "words_of"]
+__all__ = ["likeness", "widest_pattern"]
 
-# A pattern in a name's beginning and end: the present ones, and the next ones.
-_Pattern = tuple[str, str, str, str]
+# The place in a name, 1 for its end, -1 for its beginning, 0 for anywhere; the present words; the next ones.
+_Pattern = tuple[int, str, str]
 # Limits of the outputs that show patterns, of the names on either side of each, and of the patterns for all outputs.
 _MOST_SHOWN, _MOST_NEAR, _MOST_PATTERNS = 32, 8, 32
 
@@ -39,18 +39,17 @@ def widest_pattern(
         shown: the outputs that may be next values, and so show the pattern.
         is_learnt: returns whether an output is moved by a gradient.
     """
-    by_name, neighbours = {value.name: value for value in holders}, _Neighbours(holders)
+    by_name, neighbours = {_plain(value): value for value in holders}, _Neighbours(holders)
     found = Counter(pattern for output in shown[:_MOST_SHOWN] for pattern in neighbours.patterns(output))
     tried: list[tuple[int, int, dict[ir.Value, ir.Value]]] = []
     for pattern, _ in found.most_common(_MOST_PATTERNS):
-        length = sum(map(len, pattern))
+        length = sum(map(len, pattern[1:]))
         if any(count == len(shown) and -length <= shortness for count, shortness, _ in tried):
             continue  # it names no more pairs
-        named = {o: by_name.get(_present_name(o.name or "", pattern)) for o in outputs}
-        pairs = {o: v for o, v in named.items() if v is not None and v is not o and same_type(o, v)}
+        named = ((o, by_name.get(name)) for o in outputs for name in _present_names(_plain(o), pattern))
+        pairs = {o: v for o, v in named if v is not None and v is not o and same_type(o, v)}
         count = sum(output in pairs for output in shown)
-        is_extension = not any(pattern[::2]) or not any(pattern[1::2])
-        if count > 1 or (count and is_extension):
+        if count > 1 or (count and not all(pattern[1:])):
             tried.append((count, -length, pairs))
     most = max((count for count, _, _ in tried), default=0)
     widest = [each for each in tried if each[0] == most]
@@ -69,31 +68,48 @@ class _Neighbours:
         self._names: dict[tuple[Type, int], list[list[str]]] = {}
 
     def patterns(self, output: ir.Value) -> Iterator[_Pattern]:
-        """Yield the exchanges of an end, or of a beginning, that turn a name into an output's; a stem has a letter."""
+        """Yield the exchanges of an end, of a beginning, or of words within, for an output's name.
+
+        The rest of the name has a letter.
+        """
         for order in (1, -1):
-            new, names = words_of(output.name or "")[::order], self._sorted(output, order)
+            new, names = words_of(_plain(output))[::order], self._sorted(output, order)
             place = bisect.bisect(names, new)
             for old in names[max(place - _MOST_NEAR, 0) : place + _MOST_NEAR]:
                 stem = common_start(old, new)
                 if not any(map(str.isalpha, stem)):
                     continue
-                before, after = ("".join(words[len(stem) :][::order]) for words in (old, new))
+                rests = old[len(stem) :], new[len(stem) :]
+                before, after = ("".join(words[::order]) for words in rests)
                 if (before or after) and not (before.isdigit() or after.isdigit()):
-                    yield (before, after, "", "") if order < 0 else ("", "", before, after)
+                    yield order, before, after
+                if rests[0] and order > 0 and after.endswith(before):
+                    inserted = after.removesuffix(before)
+                    if stem[-1] == "." and inserted.endswith("."):
+                        inserted = "." + inserted[:-1]  # as at the end of a name
+                    if any(map(str.isalpha, inserted)):
+                        yield 0, "", inserted
 
     def _sorted(self, output: ir.Value, order: int) -> list[list[str]]:
         kind = type_of(output), order
         if kind not in self._names:
-            self._names[kind] = sorted(words_of(value.name or "")[::order] for value in self._holders.like(output))
+            self._names[kind] = sorted(words_of(_plain(value))[::order] for value in self._holders.like(output))
         return self._names[kind]
 
 
-def _present_name(following: str, pattern: _Pattern) -> str | None:
-    """Return the name of the present value for that of a next value, None where a pattern does not fit it."""
-    old_start, new_start, old_end, new_end = pattern
-    if not (following.startswith(new_start) and following.endswith(new_end)):
-        return None
-    return old_start + following[len(new_start) : len(following) - len(new_end)] + old_end
+def _present_names(following: str, pattern: _Pattern) -> Iterator[str]:
+    """Yield the names that the present value may have, for that of a next value; none where a pattern does not fit."""
+    order, old, new = pattern
+    for start in (found.start() for found in re.finditer(re.escape(new), following)):
+        end = start + len(new)
+        if (order < 0 and start) or (order > 0 and end < len(following)):
+            continue
+        yield following[:start] + old + following[end:]
+
+
+def _plain(value: ir.Value) -> str:
+    """Return a name with one separator in the place of all: exporters and libraries join words by several."""
+    return re.sub(r"[\W_]+", ".", value.name or "")
 
 
 def words_of(name: str) -> list[str]:
@@ -109,3 +125,14 @@ def common_start(one: list[str], other: list[str]) -> list[str]:
             break
         length += 1
     return one[:length]
+
+
+def likeness(value: ir.Value, output: ir.Value) -> tuple[float, int]:
+    """Return the part of an input's name at an end of an output's name, in words: as a share, and its length.
+
+    Numbers alone have length 0.
+    """
+    name, other = words_of(_plain(value)), words_of(_plain(output))
+    ends = (common_start(name, other), common_start(name[::-1], other[::-1]))
+    common = max(sum(map(len, words)) if any(map(str.isalpha, words)) else 0 for words in ends)
+    return common / max(sum(map(len, name)), 1), common

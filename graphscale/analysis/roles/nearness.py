@@ -9,13 +9,12 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from graphscale.analysis.roles.facts import VIEWS, Facts
-from graphscale.analysis.roles.naming import common_start, words_of
 from graphscale.analysis.updates import find_terms, shares
 from graphscale.graph.values import constant_tensor, inputs_of, subgraphs
 from graphscale.graph.walks import source_by_trait
 from graphscale.operators import has_trait
 
-__all__ = ["Nearness", "likeness"]
+__all__ = ["Nearness"]
 
 # Limit of the values searched above an output; an update has a few dozens.
 _MOST_VALUES = 300
@@ -103,17 +102,6 @@ class Nearness:
         for value in self._step.above(inputs[0]):
             if value.shape is not None and [*value.shape] == rest:
                 yield source_by_trait(value, VIEWS)
-
-
-def likeness(value: ir.Value, output: ir.Value) -> tuple[float, int]:
-    """Return the part of an input's name at an end of an output's name, in words: as a share, and its length.
-
-    Numbers alone have length 0.
-    """
-    name, other = words_of(value.name or ""), words_of(output.name or "")
-    ends = (common_start(name, other), common_start(name[::-1], other[::-1]))
-    common = max(sum(map(len, words)) if any(map(str.isalpha, words)) else 0 for words in ends)
-    return common / max(sum(map(len, name)), 1), common
 
 
 def loop_start(value: ir.Value) -> ir.Value | None:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
-from graphscale.analysis.roles.nearness import likeness
+from graphscale.analysis.roles.naming import likeness
 from graphscale.checks.derivatives.differences import AGREES, DISAGREES, UNSURE, Precision, Slopes, compare, slopes
 from graphscale.checks.derivatives.evaluators import Evaluator, find_dtypes
 from graphscale.checks.derivatives.gradient_report import UNCHECKED, WeightCheck, judge

@@ -37,7 +37,7 @@ def check_gradients(
     directions: int = 2,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
-    loss: str | None = None,
+    loss: str | Sequence[str] | None = None,
     gradients: Sequence[str] | None = None,
     updates: Mapping[str, str] | None = None,
     roles: Any = None,
@@ -54,7 +54,7 @@ def check_gradients(
         directions: number of random directions for each weight, at least 1.
         seed: the seed of the directions and the random feeds.
         dims: sizes for symbolic axes, by name; by default the size in `feeds`, else 4.
-        loss: the name of the loss, as given to `scale`.
+        loss: the name of the loss, or several, as given to `scale`.
         gradients: names of gradients, as given to `scale`.
         updates: `{output: input}` of carried state, as given to `scale`.
         roles: answers about roles, as given to `scale`.

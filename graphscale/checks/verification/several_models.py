@@ -7,7 +7,7 @@ import filecmp
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,10 @@ _SPLIT = (
 
 
 def verify_folder(
-    original: str | os.PathLike[str], scaled: str | os.PathLike[str], loss: str | None, trained: bool = False
+    original: str | os.PathLike[str],
+    scaled: str | os.PathLike[str],
+    loss: str | Sequence[str] | None,
+    trained: bool = False,
 ) -> VerifyReport:
     """Verify a scaled artifact folder against the original.
 
@@ -102,7 +105,7 @@ def verify_folder(
     return VerifyReport(tuple(checks), (_NOTE,), subject="folder")
 
 
-def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | None, lower: bool) -> Path:
+def _scale_again(folder: Path, temporary: Path, claims: Claims, loss: str | Sequence[str] | None, lower: bool) -> Path:
     """Scale the original by the claims of the scaled folder, and return the new folder."""
     mixed = claims.cast_pass()
     if claims.cast_before and claims.autocast is not None:

@@ -66,7 +66,7 @@ def verify(
     seed: int = 0,
     feeds: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     dims: Mapping[str, int] | None = None,
-    loss: str | None = None,
+    loss: str | Sequence[str] | None = None,
     place: str | None = None,
     gradients: Sequence[str] | None = None,
     updates: Mapping[str, str] | None = None,
@@ -107,7 +107,7 @@ def verify(
         seed: the seed of the random feeds.
         feeds: arrays for inputs by name, or an .npz file of them, in place of random ones.
         dims: sizes for symbolic axes, by name; by default the size in `feeds`, else 4, and 7.
-        loss: the name of the loss, as given to the scaling.
+        loss: the name of the loss, or several, as given to the scaling.
         place: `NODE:INDEX`, the input of a node where the scale enters, as given to the scaling (there: `seed`).
         gradients: names of gradients, as given to the scaling.
         updates: `{output: input}` of carried state, as given to the scaling.
@@ -262,7 +262,12 @@ def _fuse(folder: str, scaled: Model, hints: Hints) -> tuple[Model, Hints]:
 
 
 def _verify_several(
-    original: Model, scaled: Any, loss: str | None, trained: bool, single: Mapping[str, Any], progress: Progress
+    original: Model,
+    scaled: Any,
+    loss: str | Sequence[str] | None,
+    trained: bool,
+    single: Mapping[str, Any],
+    progress: Progress,
 ) -> VerifyReport | None:
     """Verify a folder of artifacts, or the halves of a step; return None for single graphs.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def autocast_artifacts(
     keep: Iterable[str] = (),
     lists: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     loss_scale: Any = None,
-    loss: str | None = None,
+    loss: str | Sequence[str] | None = None,
     target: str = "ort-training",
     force: bool = False,
 ) -> AutocastReport:

@@ -102,7 +102,7 @@ def holds_artifacts(path: str | os.PathLike[str]) -> bool:
     return any(os.path.isfile(os.path.join(path, name)) for name in MODELS)
 
 
-def watched_outputs(model: ir.Model, loss: str | None) -> Answers:
+def watched_outputs(model: ir.Model, loss: str | Sequence[str] | None) -> Answers:
     """Return roles for outputs that look like carried state: the checkpoint of a session has all state."""
     open_roles = understand(model, Hints(loss), asking=False).roles.table().open
     return Answers(metrics=tuple(entry.name for entry in open_roles))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def scale_artifacts(
     out: str | os.PathLike[str] | None,
     loss_scale: Any = "dynamic",
     *,
-    loss: str | None = None,
+    loss: str | Sequence[str] | None = None,
     target: str = "ort-training",
     skip_nonfinite: bool = False,
     force: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -51,7 +51,7 @@ __all__ = ["initial_states", "scale_training_model"]
 
 
 def scale_training_model(
-    artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | None, skip_nonfinite: bool
+    artifacts: ArtifactFolder, policy: LossScale, target: Target, loss: str | Sequence[str] | None, skip_nonfinite: bool
 ) -> tuple[dict[str, float], dict[str, str], Report]:
     """Add loss scaling to the training model of a folder, in place; the options are those of `scale_artifacts`.
 

@@ -77,6 +77,16 @@ def test_a_tensor_that_is_named_unlike_all_next_values_is_asked_about(name: str)
     assert roles_of(rename(model, {name: "a_next"})) == states("w", "m", "a")
 
 
+def test_words_within_names_and_other_separators() -> None:
+    """`_next` may stand anywhere, and exporters join words in several ways; two outputs could be exchanged."""
+    present = {"a": "net.0.a", "b": "net.0.b", "m": "net.0.m", "w": "net.0.w"}
+    for following in ("net_next.0.{}", "next/net_0/{}", "net.0.{}_next"):
+        model = update_step(EXCHANGED, f"{TWO}, float[4,3] m", update=MOMENTUM)
+        names = present | {f"{name}_next": following.format(name) for name in present}
+        named = rename(model, names)
+        assert evidence_of(named, following.format("a")) == "it holds 'net.0.b', but is named after 'net.0.a'"
+
+
 def test_a_weight_that_is_named_unlike_all_next_values_is_no_metric() -> None:
     model = update_step("m_new = m * beta + dw; n_new = n + unit; w_next = w - m_new * rate",
                         "float[4,3] m, int64 n", "float[4,3] m_new, int64 n_new", update="")  # fmt: skip

@@ -317,13 +317,13 @@ STEPS = {
     # --- hidden states over two time steps
     "a hidden state": (
         recurrent_step("h1 = Tanh(x @ w + h @ u); h_out = Tanh(z @ w + h1 @ u)", "float[8,4] z", ""),
-        {**states("w", "u"), "h_out": "metric?"},
+        {**states("w", "u"), "h_out": "next h?"},
     ),
     "a hidden state that a flag of each example resets": (
         recurrent_step(
             "h1 = Tanh(x @ w + (h * on) @ u); h_out = Tanh(z @ w + (h1 * on) @ u)", "float[8,4] z, float[8,1] on", ""
         ),
-        {**states("w", "u"), "h_out": "metric?"},
+        {**states("w", "u"), "h_out": "next h?"},
     ),
     "the two states of a gated cell": (
         recurrent_step(
@@ -336,11 +336,11 @@ STEPS = {
     ),
     "layers that share a weight": (
         recurrent_step("h1 = Tanh(h @ u); h_out = Tanh(h1 @ u)", "", ""),
-        {**states("w", "u"), "h_out": "metric?"},
+        {**states("w", "u"), "h_out": "next h?"},
     ),
     "one time step": (
         recurrent_step("h1 = Tanh(x @ w); h_out = Tanh(h1 + h @ u)", "", ""),
-        {**states("w", "u"), "h_out": "metric?"},
+        {**states("w", "u"), "h_out": "next h?"},
     ),
     # --- moments of weights that are projected
     "a moment beside a weight within a norm": (

@@ -155,7 +155,7 @@ STEPS = {
     ),
     "a counter with a bound": (
         update_step("n_next = Min(n + unit, most)", constants="int64 n = {0}, int64 most = {9}"),
-        states("w", "n"),
+        states("w", "n?"),
     ),
     "a number that begins elsewhere with a bound, compared elsewhere": (
         update_step("n_next = Min(n + unit, most); is_late = Less(n, most)", "", "bool is_late", BOUNDED),
@@ -168,7 +168,7 @@ STEPS = {
     **{
         f"a counter that begins elsewhere, by {comparison}": (
             update_step(f"n_next = Where({comparison}(n, most), {chosen})", constants=BOUNDED),
-            states("w", "n"),
+            states("w", "n?"),
         )
         for comparison, chosen in (
             ("Less", "n + unit, most"),

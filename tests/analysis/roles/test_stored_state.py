@@ -80,11 +80,11 @@ STEPS = {
         ),
         {**states("w"), "prev_next": "gradient?"},
     ),
-    "a counter that begins at zero": (update_step("n_next = n + unit", constants="int64 n = {0}"), states("w", "n")),
+    "a counter that begins at zero": (update_step("n_next = n + unit", constants="int64 n = {0}"), states("w", "n?")),
     # A constant plus a constant has the same form.
     "a counter that stops at the largest number": (
         update_step("n_next = Where(Less(n, most), n + unit, most)", constants="int64 n = {0}, int64 most = {9}"),
-        states("w", "n"),
+        states("w", "n?"),
     ),
     "a counter that begins elsewhere": (update_step("n_next = n + unit", constants="int64 n = {5}"), states("w", "n?")),
     "a number that is kept from falling below zero": (
