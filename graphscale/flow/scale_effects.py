@@ -184,7 +184,7 @@ def _pass(value: ir.Value, marks: int) -> int:
     """Return the marks that pass to a value: a flag decides on a gradient, and carries none."""
     if marks & (FREED | KEPT) == 0 or not is_flag(value):
         return marks
-    return marks & ~(FREED | KEPT if is_single_flag(value) and not marks & BENT else FREED)
+    return marks & ~(FREED | KEPT | BENT if is_single_flag(value) else FREED)
 
 
 def is_flag(value: ir.Value) -> bool:

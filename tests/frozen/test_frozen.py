@@ -56,6 +56,11 @@ def test_outcomes_of_fresh_steps(key: str) -> None:
     compare("fresh", key)
 
 
+@rows_of("unseen", 8)
+def test_outcomes_of_the_unseen_steps(key: str) -> None:
+    compare("unseen", key)
+
+
 @rows_of("examples", 8)
 def test_outcomes_of_examples(key: str) -> None:
     compare("examples", key)

@@ -57,7 +57,7 @@ class Bench:
         rounding: least tolerance, for the rounding of types smaller than float32.
         lost: allowed error of values for underflow in the original, with a tolerance.
         finite_states: the states that a number in the batch must not make non-finite.
-        stored: the states that the original itself makes non-finite, with the inputs of which it does so.
+        stored: the states that the original itself makes non-finite, with the inputs behind them.
     """
 
     def __init__(self, pair: Pair, providers: Sequence[Any] | None) -> None:
