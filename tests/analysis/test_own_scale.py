@@ -114,6 +114,11 @@ DYNAMIC = {
         True,
         "scale_next",
     ),
+    "compared with a bound": (
+        brought(NORM.format("dw"), "ok = Less(n, bound)", UNSCALE, SGD, GUARD, RULE, constants="float bound = {1e6}"),
+        False,
+        "scale_next",
+    ),
     "in a branch": (brought(TEST.format("dw"), BRANCHES), True, "scale_next"),
     "in rounds": (
         brought(ROUNDS, TEST.format("g"), SGD, GUARD, RULE, backward=BACKWARD, constants=ROUND_CONSTANTS),
