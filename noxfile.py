@@ -54,7 +54,7 @@ ENVIRONMENTS = {
         *("nbclient", "ipykernel"),  # a kernel runs the notebook of examples/
     ),
     "oldest": ("-e", ".[ort,plot]", OLDEST.replace(">=", "=="), *RUNNER),
-    "pytorch": ("-e", ".[training]", "torch==2.13.0", "onnxscript", *RUNNER),
+    "pytorch": ("-e", ".[training]", "torch==2.13.0", "onnxscript", "onnxsim", "onnxslim", *RUNNER),
     "tensorflow": ("-e", ".[ort,tensorflow]", *RUNNER),
 }
 # As in models/zoo/README.md. tf2onnx needs an older onnx.
