@@ -273,11 +273,10 @@ def _copy(model: ir.Model) -> ir.Model:
     copy = model.clone()
     if copy.functions:
         InlinePass()(copy)
-    outputs = set(copy.graph.outputs)
-    declared = {v: v.shape for node in copy.graph.all_nodes() for v in node.outputs if v not in outputs}
+    declared = {v: v.shape for node in copy.graph.all_nodes() for v in node.outputs}
     for value in declared:
         value.shape = None
     infer_types(copy)
     for value, shape in declared.items():
-        value.shape = value.shape or shape
+        value.shape = shape if value.shape is None else value.shape
     return copy
