@@ -64,7 +64,8 @@ def read_unstamped(model: ir.Model, original: Step, name: str = "the model") -> 
     scale = _find_scale(graph, original.graph, further, ends)
     if scale is None:
         raise ModelFileError(
-            f"{name} carries no loss scale: no input or constant that the original lacks multiplies its backward pass"
+            f"{name} carries no loss scale: no input or constant that the original lacks multiplies its backward pass; "
+            "scale it first: graphscale scale MODEL -o OUT"
         )
     pairs = {
         sources[update.input.name]: outputs[update.output.name]

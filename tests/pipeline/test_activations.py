@@ -15,7 +15,7 @@ from graphscale.passes import AddTelemetry
 from tests.build import BACKWARD, FORWARD, feeds_for, step
 from tests.conftest import MODEL_NAMES, Level, load_example
 from tests.pipeline.test_ranges import TARGETS, metadata, run_both_forms
-from tests.pipeline.test_strip import assert_strips, normalized
+from tests.pipeline.test_strip import assert_strips
 from tests.pipeline.test_telemetry import masked_step
 
 pytestmark = pytest.mark.sample(1)
@@ -122,4 +122,4 @@ def test_a_step_that_looks_at_them_is_not_split(tmp_path: Path) -> None:
 
 def test_strip_takes_it_out() -> None:
     model = masked_step()
-    assert_strips(gs.scale(model, telemetry="ranges,activations").model, normalized(model))
+    assert_strips(gs.scale(model, telemetry="ranges,activations").model, model)

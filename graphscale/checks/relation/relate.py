@@ -268,7 +268,7 @@ class Side:
 def _copy(model: ir.Model) -> ir.Model:
     """Copy a model, inline its functions, and infer its shapes anew: those that a file declares may be stale.
 
-    Where inference knows none, as behind optimizers of ONNX Runtime, the declared ones stay.
+    Where inference knows no shape, or no size, as behind optimizers of ONNX Runtime, the declared one stays.
     """
     copy = model.clone()
     if copy.functions:
@@ -278,5 +278,14 @@ def _copy(model: ir.Model) -> ir.Model:
         value.shape = None
     infer_types(copy)
     for value, shape in declared.items():
-        value.shape = shape if value.shape is None else value.shape
+        value.shape = _complete(value.shape, shape)
     return copy
+
+
+def _complete(inferred: ir.Shape | None, declared: ir.Shape | None) -> ir.Shape | None:
+    """Return an inferred shape, its unknown axes as declared."""
+    if inferred is None or declared is None or len(inferred) != len(declared):
+        return declared if inferred is None else inferred
+    # onnx names what it cannot infer.
+    unknown = [isinstance(axis, ir.SymbolicDim) and (axis.value or "unk__").startswith("unk__") for axis in inferred]
+    return ir.Shape([b if is_open else a for a, b, is_open in zip(inferred, declared, unknown, strict=True)])
