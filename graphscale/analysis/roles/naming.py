@@ -75,9 +75,11 @@ class _Neighbours:
         for order in (1, -1):
             new, names = words_of(_plain(output))[::order], self._sorted(output, order)
             place = bisect.bisect(names, new)
-            for old in names[max(place - _MOST_NEAR, 0) : place + _MOST_NEAR]:
-                stem = common_start(old, new)
-                if not any(map(str.isalpha, stem)):
+            near = names[max(place - _MOST_NEAR, 0) : place + _MOST_NEAR]
+            stems = [common_start(old, new) for old in near]
+            common = [sum(map(str.isalnum, stem)) for stem in stems]
+            for old, stem, count in zip(near, stems, common, strict=True):
+                if count < max(common) or not any(map(str.isalpha, stem)):
                     continue
                 rests = old[len(stem) :], new[len(stem) :]
                 before, after = ("".join(words[::order]) for words in rests)
@@ -113,8 +115,9 @@ def _plain(value: ir.Value) -> str:
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words, numbers and separators of a name."""
-    return re.findall(r"[^\W\d_]+|\d+|[\W_]+", name)
+    """Return the words, numbers and separators of a name; a capital letter after a small one begins a word."""
+    parts = re.findall(r"[^\W\d_]+|\d+|[\W_]+", name)
+    return [word for part in parts for word in re.split("(?<=[a-z])(?=[A-Z])", part)]
 
 
 def common_start(one: list[str], other: list[str]) -> list[str]:
