@@ -68,6 +68,21 @@ def test_a_certain_pair_that_the_names_contradict_is_asked_about() -> None:
     assert roles_of(neutral) == {**states("w", "m"), "p": "next b", "q": "next a"}
 
 
+def test_a_capital_letter_begins_a_word() -> None:
+    model = update_step(EXCHANGED, f"{TWO}, float[4,3] m", update=MOMENTUM)
+    names = {name: f"{name}In" for name in "abmw"} | {f"{name}_next": f"{name}Out" for name in "abmw"}
+    assert evidence_of(rename(model, names), "aOut") == "it holds 'bIn', but is named after 'aIn'"
+
+
+def test_the_nearest_names_show_the_pattern() -> None:
+    """`gate_t1` follows `gate_t`, and so no `up_t`."""
+    text = "a_next = a * beta + dw; b_next = b * beta - dw"
+    model = update_step(text, f"{TWO}, float[4,3] m", update=MOMENTUM)
+    names = {"a": "gate_t", "b": "up_t", "m": "m.gate_t", "w": "m.up_t"}
+    found = roles_of(rename(model, names | {f"{old}_next": f"{new}1" for old, new in names.items()}))
+    assert {f"{name}1": f"next {name}" for name in names.values()}.items() <= found.items()
+
+
 @pytest.mark.parametrize("name", ["shown", "a_mean"])
 def test_a_tensor_that_is_named_unlike_all_next_values_is_asked_about(name: str) -> None:
     """A by-product that holds an input, such as merged weights: a metric."""
