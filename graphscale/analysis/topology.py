@@ -211,9 +211,10 @@ class Topology:
 
     @functools.cached_property
     def fed_late(self) -> int:
-        """The labels of late inputs other than weights and operands of contractions: targets, weights of samples."""
+        """The labels of late inputs other than weights and operands of layers: targets, weights of samples."""
         rest = {v: bit for v, bit in self._late_states.items() if v not in self.held_states}
-        return sum(bit for v, bit in rest.items() if self.contractions.isdisjoint(self.consumers(v)))
+        layers = {node for node in self.contractions if node.outputs[0] in self.forward}
+        return sum(bit for v, bit in rest.items() if layers.isdisjoint(self.consumers(v)))
 
     @functools.cached_property
     def held_states(self) -> frozenset[ir.Value]:

@@ -10,6 +10,7 @@ from graphscale.checks.relation.relate import Relation, Side
 from graphscale.checks.relation.terms import Number, Operation
 from graphscale.flow.degree import ZERO
 from graphscale.graph.values import is_float, node_name
+from graphscale.operators import Trait, has_trait
 
 __all__ = ["find_misplaced", "find_unscaled"]
 
@@ -46,11 +47,14 @@ def _find_scaled_terms(relation: Relation) -> set[int]:
     return found
 
 
-def find_misplaced(relation: Relation, data: Iterable[str], is_late: Callable[[str], bool]) -> Iterator[str]:
+def find_misplaced(
+    relation: Relation, scale: str, data: Iterable[str], is_late: Callable[[str], bool]
+) -> Iterator[str]:
     """Yield the places of the second model where the scale enters a forward pass.
 
     Args:
         relation: an original and its scaled model.
+        scale: the name of the scale.
         data: the names of the original's values that depend on fed data.
         is_late: the predicate of names of values that depend on the tail of a loss, or on a target.
     """
@@ -58,7 +62,7 @@ def find_misplaced(relation: Relation, data: Iterable[str], is_late: Callable[[s
     fed = {known[name] for name in data if name in known}
     late = {term for name, term in known.items() if is_late(name)}
     decided = set(known.values())
-    for node, value, number in _find_entries(relation.second):
+    for node, value, number in _find_entries(relation.second, scale):
         pending = [number.term]
         for term in pending:
             key = relation.terms.keys[term]
@@ -68,11 +72,17 @@ def find_misplaced(relation: Relation, data: Iterable[str], is_late: Callable[[s
             yield f"the scale enters at {value.name!r} of {node_name(node)!r}, a value of a forward pass"
 
 
-def _find_entries(side: Side) -> Iterator[tuple[ir.Node, ir.Value, Number]]:
-    """Yield the operands that become multiples of the scale, with their readers."""
-    for node in side.nodes:
-        if side.of(node.outputs[0]).degree in (0, ZERO):
-            continue
-        operands = [(value, side.of(value)) for value in node.inputs if value is not None]
-        if any(number.degree != 0 and side.is_one(number.term) for _, number in operands):
-            yield from ((node, v, number) for v, number in operands if number.degree == 0 and is_float(v))
+def _find_entries(side: Side, scale: str) -> Iterator[tuple[ir.Node, ir.Value, Number]]:
+    """Yield the operands in the main graph that become multiples of the scale, with their readers.
+
+    A seed of 1 times the scale is the scale by its number: the values that only view or cast it count.
+    """
+    alone = {scale}
+    for node in side.graph:
+        operands = [value for value in node.inputs if value is not None]
+        first = operands[0].name if operands else None
+        if first in alone and has_trait(node, Trait.EXACT | Trait.CAST | Trait.RESHAPE):
+            alone.update(value.name or "" for value in node.outputs)
+        elif side.of(node.outputs[0]).degree not in (0, ZERO) and any(v.name in alone for v in operands):
+            numbers = ((v, side.of(v)) for v in operands)
+            yield from ((node, v, number) for v, number in numbers if number.degree == 0 and is_float(v))

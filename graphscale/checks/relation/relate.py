@@ -172,13 +172,14 @@ class Side:
     Attributes:
         outputs: the numbers of its outputs by name.
         written: the next values of the states that are written in place, by the state's name.
+        graph: its main graph.
         nodes: its nodes, those of bodies included.
         of: the number of a value.
         terms: all terms from which they follow.
     """
 
     def __init__(self, graph: ir.Graph, numbers: Numbering) -> None:
-        self._graph, self._numbers = graph, numbers
+        self.graph, self._numbers = graph, numbers
         self.nodes, self.of = tuple(graph.all_nodes()), numbers.of
         self.outputs = {value.name or "": numbers.of(value) for value in graph.outputs}
         self.written = dict(self._writes())
@@ -191,7 +192,7 @@ class Side:
 
     @functools.cached_property
     def _by_name(self) -> Mapping[str, ir.Value]:
-        return values_by_name(self._graph)
+        return values_by_name(self.graph)
 
     def named(self, name: str) -> Number | None:
         """Return the number of the value with a name; None without one."""
@@ -202,13 +203,9 @@ class Side:
         """Return the terms of the values of the main graph by name."""
         return {name: self.of(value).term for name, value in self._by_name.items()}
 
-    def is_one(self, term: int) -> bool:
-        """Return whether a term is the number 1, as the scale is beside its power."""
-        return self._numbers.terms.holds(term, 1)
-
     def _writes(self) -> Iterator[tuple[str, Number]]:
         terms, of = self._numbers.terms, self._numbers.of
-        for node in nodes_with(self._graph, Trait.ACCUMULATOR):
+        for node in nodes_with(self.graph, Trait.ACCUMULATOR):
             state, value, flag = node.inputs[0], node.inputs[1], input_at(node, 2)
             assert state is not None and value is not None
             number, decided = of(value), None if flag is None else of(flag).term
@@ -221,14 +218,14 @@ class Side:
 
     def numbered(self) -> Iterator[tuple[ir.Value, Number]]:
         """Yield the results of all nodes with their numbers."""
-        for node in self._graph.all_nodes():
+        for node in self.graph.all_nodes():
             yield from ((value, self._numbers.of(value)) for value in node.outputs)
 
     def find_wide(self, allowed: Container[int]) -> tuple[list[str], int]:
         """Find casts and operators of mixed precision; `allowed` are the terms that may be rounded."""
         of = self._numbers.of
         scaled = {number.term for _, number in self.numbered() if number.degree not in (0, ZERO)}
-        outputs, found, count = set(self._graph.outputs), list[str](), 0
+        outputs, found, count = set(self.graph.outputs), list[str](), 0
 
         def may_round(value: ir.Value) -> bool:
             number = of(value)
@@ -243,7 +240,7 @@ class Side:
                 for reader in readers
             )
 
-        for node in self._graph.all_nodes():
+        for node in self.graph.all_nodes():
             source = node.inputs[0] if node.inputs else None
             if self._numbers.narrows(node) and source is not None:
                 count += 1
@@ -261,7 +258,7 @@ class Side:
 
     @functools.cached_property
     def _names(self) -> dict[int, str | None]:
-        values = [value for node in self._graph for value in node.outputs]
+        values = [value for node in self.graph for value in node.outputs]
         return {self._numbers.of(value).term: value.name for value in reversed(values)}
 
 

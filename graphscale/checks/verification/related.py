@@ -14,7 +14,7 @@ from graphscale.checks.relation.terms import Number, Terms
 from graphscale.checks.translation.validation import Translation
 from graphscale.checks.verification.finite_check import find_tested_values
 from graphscale.checks.verification.pair import Pair
-from graphscale.checks.verification.verify_report import RELATION, SKIPPED, UNPROVED, Check
+from graphscale.checks.verification.verify_report import FAILS, RELATION, SKIPPED, UNPROVED, Check
 from graphscale.graph.values import is_scalar, values_by_name
 from graphscale.lowering.lower_model import is_lowered
 from graphscale.policy.names import ScaledValue
@@ -88,14 +88,16 @@ def compare_with_original(
     assert topology is not None
     nodes = [n for n in coverage.nodes if n not in set(coverage.missed) and n.graph is analysis.graph]
     covered = f"{coverage.covered} of {coverage.total}" if coverage.total else "there is nothing to protect"
-    yield Check.proved("backward contractions scaled", find_unscaled(relation, nodes), covered)
+    # Between different results, no operation has its certain counterpart.
+    status = UNPROVED if found else FAILS
+    yield Check.proved("backward contractions scaled", find_unscaled(relation, nodes), covered, status)
     untested = _find_untested_terms(analysis, step.all_finite, relation)
-    yield Check.proved("moving terms checked", untested, f"{len(analysis.terms)} terms")
+    yield Check.proved("moving terms checked", untested, f"{len(analysis.terms)} terms", status)
     values = values_by_name(analysis.graph)
     data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
     fed = (name for name, value in values.items() if value in data)
-    misplaced = find_misplaced(relation, fed, lambda name: topology.is_late(values[name]))
-    yield Check.proved("scale enters at seeds", misplaced, "no value of a forward pass is multiplied by it")
+    misplaced = find_misplaced(relation, step.scale.value.name or "", fed, lambda name: topology.is_late(values[name]))
+    yield Check.proved("scale enters at seeds", misplaced, "no value of a forward pass is multiplied by it", UNPROVED)
 
 
 def _find_untested_terms(analysis: Step, finite: ir.Value | None, relation: Relation) -> Iterator[str]:
