@@ -67,7 +67,7 @@ def test_a_float8_gradient_that_is_wrong() -> None:
     assert "values as in the original" in failures
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort-cpu", "ort-training"])
+@pytest.mark.parametrize("target", ["onnx", "ort-cpu", pytest.param("ort-training", marks=pytest.mark.training)])
 @pytest.mark.parametrize("delay", ["none", "first", "always"])
 def test_the_longest_period(delay: str, target: str) -> None:
     period = 2**24 - (delay == "always")
