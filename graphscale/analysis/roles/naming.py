@@ -116,8 +116,7 @@ def _plain(value: ir.Value) -> str:
 
 def words_of(name: str) -> list[str]:
     """Return the words, numbers and separators of a name; a capital letter after a small one begins a word."""
-    parts = re.findall(r"[^\W\d_]+|\d+|[\W_]+", name)
-    return [word for part in parts for word in re.split("(?<=[a-z])(?=[A-Z])", part)]
+    return re.findall(r"[A-Z]*[^\W\d_A-Z]+|[A-Z]+|\d+|[\W_]+", name)
 
 
 def common_start(one: list[str], other: list[str]) -> list[str]:
