@@ -54,7 +54,6 @@ CALLS: dict[str, str] = {
     "verify --replay": "verify original.onnx step.onnx --replay case.npz",
     "lint": "lint step.onnx --sarif out.sarif",
     "lint original": "lint original.onnx --json",
-    "lint --original": "lint step.onnx --original original.onnx",
     "diff": "diff original.onnx step.onnx --html out.html",
     "diff --json": "diff step.onnx original.onnx --json",
 }

@@ -42,12 +42,8 @@ def find_unchecked_sums(
     applied = ancestors(ends, stop=lambda value: value is finite)
     nodes = [node for node in graph if node not in aside and not applied.isdisjoint(node.outputs)]
     inputs = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
-    outputs = {value.name: value for value in graph.outputs}
-    states = [
-        Update(outputs[output], inputs[state], "")
-        for state, output in pair.states.items()
-        if output in outputs and state in inputs
-    ]
+    following = ((pair.counterpart(each.output), inputs.get(each.input.name)) for each in pair.analysis.states)
+    states = [Update(output, state, "") for output, state in following if output is not None and state is not None]
     falls = isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale < 1
     # By a scale of at least 1, the quotient of a float16 number is one.
     exact = (
