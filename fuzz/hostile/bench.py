@@ -54,6 +54,7 @@ CALLS: dict[str, str] = {
     "verify --replay": "verify original.onnx step.onnx --replay case.npz",
     "lint": "lint step.onnx --sarif out.sarif",
     "lint original": "lint original.onnx --json",
+    "lint --original": "lint others.onnx --original original.onnx",
     "diff": "diff original.onnx step.onnx --html out.html",
     "diff --json": "diff step.onnx original.onnx --json",
 }
@@ -112,6 +113,10 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []  # removed when this process 
 def _write_models(folder: Path) -> None:
     onnx.save(sgd(), folder / "original.onnx")
     gs.scale(sgd()).save(folder / "step.onnx")
+    others = onnx.load(folder / "step.onnx")  # as another tool would scale it
+    for each in (others, *others.graph.node):
+        del each.metadata_props[:]
+    onnx.save(others, folder / "others.onnx")
     rated = sgd()
     (rate,) = (tensor for tensor in rated.graph.initializer if tensor.name == "rate")
     rated.graph.initializer.remove(rate)
