@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,25 +12,9 @@ import pytest
 
 import graphscale as gs
 from tests.checks.drawing.graphs import deep_network
+from tests.counting import calls
 
 pytestmark = pytest.mark.static
-
-
-def calls(function: Callable[[], Any]) -> int:
-    """Count the calls of Python functions: time without the noise."""
-    count = 0
-
-    def tick(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(tick)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 def damaged(model: ir.Model) -> ir.Model:
