@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
 from graphscale.graph.values import (
     Use,
@@ -54,17 +57,16 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
     """Find the outputs that could be the loss: scalars of floating point that are no next value of a number."""
     values = [*graph.inputs, *graph.initializers.values()]
     numbers = {value for value in values if is_scalar(value)}
-    found = [
-        value
-        for value in graph.outputs
-        if value not in others
-        and value.producer() is not None
-        and value.dtype is not None
-        and is_float(value)
-        and is_scalar(value)
-        and is_differentiable(value)
-        and not any(_is_next(value, number, c) for number, c in find_coefficients(value, numbers).items())
-    ]
+    scalars = [value for value in graph.outputs if value not in others and value.dtype is not None and is_scalar(value)]
+    replaced = {
+        value: [number for number, c in find_coefficients(value, numbers).items() if _is_next(value, number, c)]
+        for value in scalars
+        if value.producer() is not None and is_float(value)
+    }
+    # A learnt number that a loss contains has another next value.
+    nexts, claims = dict(eliminate(replaced)), Counter(itertools.chain(*replaced.values()))
+    left = [value for value, each in replaced.items() if value not in nexts and all(claims[n] > 1 for n in each)]
+    found = [value for value in left if is_differentiable(value)]
     inputs = {value for value in graph.inputs if value in numbers and is_float(value)}
     return [value for value in found if not _find_averaged(value, inputs)] or found
 

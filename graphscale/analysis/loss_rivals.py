@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss import smooth_operands
+from graphscale.analysis.loss import is_number, smooth_operands
+from graphscale.analysis.roles.naming import widest_pattern, words_of
 from graphscale.analysis.solution import Solution
+from graphscale.analysis.topology import Topology
 from graphscale.errors import GraphscaleError, LossError
 from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Kind, rule_of
 
 __all__ = ["Choices", "Faults", "Rank", "explain_failures"]
+
+_CHOICES = frozenset(("Max", "Min", "ReduceMax", "ReduceMin"))
+_LOSS_WORDS = frozenset(("loss", "losses", "objective", "criterion", "cost", "total", "nll", "elbo"))
 
 # The faults of a solution; a greater tuple is better.
 Faults = tuple[bool, bool, int, int]
@@ -46,34 +51,101 @@ class Choices:
     def __init__(self, solutions: Sequence[Solution], rank: Callable[[Sequence[Solution]], Rank]) -> None:
         if any(each.coverage.covered for each in solutions):
             solutions = [each for each in solutions if each.coverage.covered]
-        groups: list[list[Solution]] = []
+        sets: list[list[Solution]] = []
         for solution in solutions:
-            same = next((group for group in groups if group[0].edits_as(solution)), None)
+            same = next((each for each in sets if each[0].edits_as(solution)), None)
             if same is None:
-                groups.append([solution])
+                sets.append([solution])
             else:
                 same.append(solution)
-        ranks = [rank(group) for group in groups]
+        ranks, groups = [rank(each) for each in sets], [_best_of(each, rank) for each in sets]
         top = max(ranks)
-        equal = [group for group, each in zip(groups, ranks, strict=True) if each == top]
-        names = [_name(group)[0] for group in equal]
-        preferred = [one for one in names if all(one is other or _supersedes(one, other) for other in names)]
-        self.best = (preferred or names)[0]
-        others = [group for group, each in zip(groups, ranks, strict=True) if _competes(each, top)]
-        others += [] if preferred else equal[1:]
-        self.rivals = [_name(group)[0].topology.loss for group in others]
-        self.alike = [each.topology.loss for each in _name(equal[names.index(self.best)])[1:]]
+        equal = [_name(group) for group, each in zip(groups, ranks, strict=True) if each == top]
+        others = [_name(group) for group, each in zip(groups, ranks, strict=True) if _competes(each, top)]
+        preferred = _prefer([each[0] for each in equal])
+        is_open = bool(others) or preferred is None
+        best = _propose([each[0] for each in (*equal, *others)]) if preferred is None or others else preferred
+        rest = [each for each in (*equal, *others) if each[0] is not best] if is_open else []
+        self.best, self.rivals = best, [each[0].topology.loss for each in rest]
+        self.alike = [each.topology.loss for group in equal if group[0] is best for each in group[1:]]
+
+
+def _best_of(group: Sequence[Solution], rank: Callable[[Sequence[Solution]], Rank]) -> list[Solution]:
+    """Return the solutions with the fewest faults."""
+    faults = [rank([each])[:3] for each in group]
+    return [each for each, mine in zip(group, faults, strict=True) if mine == max(faults)]
 
 
 def _name(group: Sequence[Solution]) -> list[Solution]:
-    """Return the solutions with the fewest losses, first the one that the backward pass reads most of."""
+    """Return the solutions with the fewest losses, the likeliest first."""
     fewest = min(len(each.topology.losses) for each in group)
     few = [each for each in group if len(each.topology.losses) == fewest]
     left = [one for one in few if not any(other is not one and _supersedes(other, one) for other in few)]
-    left = left or few
-    if len(left) == 1:
-        return left
-    return sorted(left, key=lambda each: -sum(value in each.read for value in each.topology.forward))
+    return sorted(left or few, key=_likelihood) if len(left or few) > 1 else left
+
+
+def _prefer(solutions: Sequence[Solution]) -> Solution | None:
+    """Return the first solution whose loss supersedes all others."""
+    return next((one for one in solutions if all(one is other or _supersedes(one, other) for other in solutions)), None)
+
+
+def _propose(solutions: Sequence[Solution]) -> Solution:
+    """Return the likeliest of several solutions: a total of the others, no next value by its name, the nearest."""
+    graph = solutions[0].topology.graph
+    holders = (*graph.inputs, *graph.initializers.values())
+    states = widest_pattern(graph.outputs, holders, graph.outputs, lambda _: False)
+    left = [each for each in solutions if states.keys().isdisjoint(each.topology.losses)] or solutions
+    return _prefer(left) or min(left, key=_likelihood)
+
+
+def _likelihood(solution: Solution) -> tuple[int, bool, int]:
+    """Return a key: the loss with its derivatives among the gradients, named so, and read the most comes first."""
+    topology = solution.topology
+    is_named = any(not _LOSS_WORDS.isdisjoint(words_of((loss.name or "").lower())) for loss in topology.losses)
+    return _count_lacking(solution), not is_named, -sum(value in solution.read for value in topology.forward)
+
+
+def _count_lacking(solution: Solution) -> int:
+    """Return how many functions, from the last layer to the losses, have no derivative among the gradients.
+
+    That of a root, a quotient or a maximum of all examples depends on its operands, that of an error on its sign.
+    """
+    topology, varying, lacking = solution.topology, set[ir.Value](), 0
+    for node in topology.nodes:
+        value = node.outputs[0]
+        smooth = value in topology.forward and smooth_operands(value)
+        if smooth and (node in topology.contractions or not varying.isdisjoint(smooth)):
+            varying.add(value)
+            lacking += value in topology.tail and not _has_derivative(solution, node, varying)
+    return lacking
+
+
+def _has_derivative(solution: Solution, node: ir.Node, varying: Set[ir.Value]) -> bool:
+    """Return whether gradients read all that the derivative of an error, or of a number, depends on."""
+    rule, read = rule_of(node), solution.read
+    moving = [value for value in solution.topology.operands(node) if value in varying]
+    if node.op_type in ("Abs", "Pow") or (node.op_type == "Mul" and len({*node.inputs}) == 1):
+        return any(_is_sign(each) is (node.op_type == "Abs") for v in moving for each in _readers(solution, v))
+    if rule is None or not is_number(node.outputs[0]):
+        return True
+    if node.op_type in _CHOICES:
+        return node.outputs[0] in read
+    if rule.kind in (Kind.LINEAR, Kind.BODY):
+        return True
+    if _is_multiple(node, rule.kind, moving):
+        rest = (value for value in inputs_of(node) if value not in moving)
+        return all(value in read or constant_tensor(value) is not None for value in rest)
+    return any(value in read for value in (*moving, *node.outputs))
+
+
+def _readers(solution: Solution, value: ir.Value) -> Iterator[ir.Node]:
+    """Yield the nodes on the way to gradients that read a value."""
+    return (node for node in solution.topology.consumers(value) if node.outputs[0] in solution.read)
+
+
+def _is_sign(node: ir.Node) -> bool:
+    rule = rule_of(node)
+    return rule is not None and rule.kind in (Kind.COMPARE, Kind.DEGREE_0)
 
 
 def _competes(rank: Rank, top: Rank) -> bool:
@@ -135,15 +207,20 @@ def _moves_weights(solution: Solution, term: ir.Value) -> bool:
     def above_gradient(value: ir.Value) -> Sequence[ir.Value]:
         return () if value.producer() in topology.contractions else topology.flat.above(value)
 
-    weights = {v for v in reach([term], above) if v in topology.held_states and not is_scalar(v)}
-    if not weights:
-        return True
-    gradients = solution.solver.plan.unscaled.keys()
-    readers = {
-        node for value in gradients for node in topology.consumers(value) if node.op_type in ("Add", "Sub", "Sum")
-    }
-    sums = [value for node in readers for value in node.outputs if not value.is_graph_output()]
-    return weights <= {*reach((*gradients, *sums), above_gradient)}
+    learnt = topology.held_states if solution.moved is None else solution.moved
+    weights = {v for v in reach([term], above) if v in learnt and not is_scalar(v)}
+    return not weights or weights <= {*reach(_sums(topology, solution.solver.plan.unscaled), above_gradient)}
+
+
+def _sums(topology: Topology, gradients: Iterable[ir.Value]) -> Iterator[ir.Value]:
+    """Yield gradients, and the sums and products with them that no later step reads."""
+
+    def below(value: ir.Value) -> Iterator[ir.Value]:
+        for node in topology.consumers(value):
+            if node.op_type in ("Add", "Sub", "Sum", "Mul"):
+                yield from (each for each in node.outputs if not each.is_graph_output())
+
+    return reach(gradients, below)
 
 
 def _is_of_numbers(value: ir.Value) -> bool:

@@ -170,7 +170,7 @@ def _with_further_losses(
     for value in candidates:
         losses = best.topology.losses
         known = best.topology.ancestors(losses)
-        if value in known or value in best.reached:
+        if value in known or value in best.reached or not best.learns_from(value):
             continue
         own = (v for v in best.topology.ancestors([value]) if v not in known and v.producer() is not None)
         if not any(v in best.solver.live for v in own):

@@ -100,25 +100,29 @@ class Solution:
     @functools.cached_property
     def moves_weights(self) -> bool:
         """True if gradients leave the graph, or may move a state of the losses; False if they move others alone."""
-        topology, moved = self.topology, self._moved
+        topology, moved = self.topology, self.moved
         if moved is None or not moved or not moved.isdisjoint(topology.forward):
             return True
         tensors = ByType(v for v in topology.states if v in topology.forward and is_float(v) and not is_scalar(v))
         nexts = (v for v in topology.graph.outputs if v in self.explained and v not in topology.forward)
         return any(is_float(v) and tensors.like(v) for v in nexts)
 
+    def learns_from(self, loss: ir.Value) -> bool:
+        """Return whether a loss is a differentiable function of a state that gradients move, where they move any."""
+        return not self.moved or not self.moved.isdisjoint(reach([loss], self._smooth_operands))
+
     @functools.cached_property
     def selects(self) -> str | None:
         """The place where the scale enters at a choice by the data, if weights are no sums with gradients, or None."""
         topology, places = self.topology, self.solver.plan.places
-        if self._moved is None or not self._moved.isdisjoint(topology.forward):
+        if self.moved is None or not self.moved.isdisjoint(topology.forward):
             return None
         data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
         found = (place for place in places if place.value in data and not is_differentiable(place.value))
         return next(map(str, found), None)
 
     @functools.cached_property
-    def _moved(self) -> Set[ir.Value] | None:
+    def moved(self) -> Set[ir.Value] | None:
         """The states in sums with gradients; None if gradients leave the graph, or a node writes into its operands."""
         topology = self.topology
         writes = topology.nodes_like(lambda operator: bool(operator.traits & Trait.EFFECT))

@@ -17,7 +17,8 @@ from graphscale.analysis.edits import Plan
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Doubt, Matched, doubt
 from graphscale.analysis.roles.evidence import Table, fixed_role
-from graphscale.analysis.roles.facts import Evidence, Facts, Gradients, Row, Strength, eliminate
+from graphscale.analysis.roles.facts import Evidence, Facts, Gradients, Row, Strength
+from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.naming import likeness, widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology

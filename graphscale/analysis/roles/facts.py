@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -29,10 +29,7 @@ from graphscale.operators import Trait, has_trait
 if TYPE_CHECKING:
     from graphscale.analysis.roles.dependence import Dependence
 
-__all__ = ["VIEWS", "Facts", "eliminate"]
-
-_Output = TypeVar("_Output")
-_Input = TypeVar("_Input")
+__all__ = ["VIEWS", "Facts"]
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
@@ -197,35 +194,6 @@ def _is_selected_zero(value: ir.Value) -> bool:
     return bool(readers) and all(
         n.op_type == "Where" or (n.op_type == "Mul" and {*n.inputs} == {value}) for n in readers
     )
-
-
-def eliminate(candidates: Mapping[_Output, Collection[_Input]]) -> Iterator[tuple[_Output, _Input]]:
-    """Yield the pairs that remain if every output with candidates gets one of its own.
-
-    An output has no pair if its only candidate is also the only one of another output.
-
-    Args:
-        candidates: for each output, the inputs whose next value it may be.
-    """
-    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
-    claimants: dict[_Input, set[_Output]] = {}
-    for output, inputs in left.items():
-        for value in inputs:
-            claimants.setdefault(value, set()).add(output)
-    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
-    while leaves:
-        wanted: dict[_Input, list[_Output]] = {}
-        for output in leaves:
-            for value in left[output]:
-                wanted.setdefault(value, []).append(output)
-        leaves = []
-        for value, outputs in wanted.items():
-            if len(outputs) == 1:
-                yield outputs[0], value
-                for other in claimants[value]:
-                    left[other].discard(value)
-                    if len(left[other]) == 1:
-                        leaves.append(other)
 
 
 class Gradients:
