@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -59,15 +59,26 @@ class Choices:
             else:
                 same.append(solution)
         ranks, groups = [rank(each) for each in sets], [_best_of(each, rank) for each in sets]
-        top = max(ranks)
+        top, states = max(ranks), _find_named_states(solutions[0].topology.graph)
         equal = [_name(group) for group, each in zip(groups, ranks, strict=True) if each == top]
         others = [_name(group) for group, each in zip(groups, ranks, strict=True) if _competes(each, top)]
+        if all(_is_named(each[0], states) for each in equal):  # then any loss that is not may be right
+            others = [_name(group) for group, each in zip(groups, ranks, strict=True) if each != top]
         preferred = _prefer([each[0] for each in equal])
         is_open = bool(others) or preferred is None
-        best = _propose([each[0] for each in (*equal, *others)]) if preferred is None or others else preferred
-        rest = [each for each in (*equal, *others) if each[0] is not best] if is_open else []
-        self.best, self.rivals = best, [each[0].topology.loss for each in rest]
-        self.alike = [each.topology.loss for group in equal if group[0] is best for each in group[1:]]
+        self.best = _propose([each[0] for each in (*equal, *others)], states) if is_open else preferred
+        rest = [each for each in (*equal, *others) if each[0] is not self.best] if is_open else []
+        self.rivals = [each[0].topology.loss for each in rest]
+        self.alike = [each.topology.loss for group in equal if group[0] is self.best for each in group[1:]]
+
+
+def _find_named_states(graph: ir.Graph) -> Container[ir.Value]:
+    """Find the outputs that are named as next values."""
+    return widest_pattern(graph.outputs, (*graph.inputs, *graph.initializers.values()), graph.outputs, lambda _: False)
+
+
+def _is_named(solution: Solution, states: Container[ir.Value]) -> bool:
+    return any(loss in states for loss in solution.topology.losses)
 
 
 def _best_of(group: Sequence[Solution], rank: Callable[[Sequence[Solution]], Rank]) -> list[Solution]:
@@ -89,12 +100,9 @@ def _prefer(solutions: Sequence[Solution]) -> Solution | None:
     return next((one for one in solutions if all(one is other or _supersedes(one, other) for other in solutions)), None)
 
 
-def _propose(solutions: Sequence[Solution]) -> Solution:
-    """Return the likeliest of several solutions: a total of the others, no next value by its name, the nearest."""
-    graph = solutions[0].topology.graph
-    holders = (*graph.inputs, *graph.initializers.values())
-    states = widest_pattern(graph.outputs, holders, graph.outputs, lambda _: False)
-    left = [each for each in solutions if states.keys().isdisjoint(each.topology.losses)] or solutions
+def _propose(solutions: Sequence[Solution], states: Container[ir.Value]) -> Solution:
+    """Return the likeliest of several solutions: no next value by its name, then a total of the others."""
+    left = [each for each in solutions if not _is_named(each, states)] or solutions
     return _prefer(left) or min(left, key=_likelihood)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
@@ -45,6 +46,11 @@ class Matched:
     table: Table
     outputs: Mapping[ir.Value, Assigned]
     pattern: Mapping[ir.Value, ir.Value]
+
+    @functools.cached_property
+    def roles(self) -> set[Role]:
+        """The roles of the outputs."""
+        return {each.role for each in self.outputs.values()}
 
     @functools.cached_property
     def pairs(self) -> dict[ir.Value, ir.Value]:
@@ -141,7 +147,7 @@ def _silent_names(step: Matched) -> Iterator[_Found]:
     silent = [
         (output, value)
         for output, value in pairs.items()
-        if output not in step.pattern and not (is_scalar(value) or step.gradients.includes(output))
+        if output not in step.pattern and not step.gradients.includes(output)
     ]
     for output, value in silent if len(silent) == 1 and step.pattern else ():
         is_learnt = facts.has_gradient(value) and facts.takes_gradient(output)
@@ -260,7 +266,7 @@ def _is_compared(step: Matched, output: ir.Value, value: ir.Value, others: list[
         return False
     if abs(facts.held(output).get(value, 0.0)) != 1 or not facts.topology.late_inputs(value) or not value.shape:
         return False
-    shapes = (v.shape for v in others if v not in step.owners and not same_type(v, value))
+    shapes = (v.shape for v in others if v.is_graph_input() and v not in step.owners and not same_type(v, value))
     return any(shape is not None and [*shape][:1] == [value.shape[0]] for shape in shapes)
 
 
@@ -322,13 +328,21 @@ def _weak(step: Matched) -> Iterator[_Found]:
             yield output, f"it depends on {value.name!r}, and so does a prediction", False
 
 
-def _repeated_losses(step: Matched) -> Iterator[_Found]:
-    """Doubt a loss that is an output twice, where no names say more: the loss of the last step may be fed."""
-    facts, losses = step.facts, step.facts.topology.losses
-    for output, assigned in step.outputs.items() if not step.pattern else ():
-        if assigned.role is Role.METRIC and not assigned.is_named and facts.views(output)[-1] in losses:
-            for value in [v for v in step.left_like(output) if v.is_graph_input()][:1]:
-                yield output, f"it is the loss again, and {value.name!r} has its type", False
+def _repeated(step: Matched) -> Iterator[_Found]:
+    """Doubt a number that is an output twice, where no names say more: the one of the last step may be fed."""
+    facts = step.facts
+    copies = Counter(facts.views(output)[-1] for output in step.outputs if is_scalar(output) and not step.pattern)
+    for output, assigned in step.outputs.items():
+        if assigned.role is Role.METRIC and not assigned.is_named and copies[facts.views(output)[-1]] > 1:
+            for value in [v for v in step.unpaired if v.is_graph_input() and same_type(output, v)][:1]:
+                yield output, f"it is an output twice, and {value.name!r} has its type", False
+                for other, present in step.pairs.items():
+                    if facts.copied_input(other) is present and same_type(other, value):
+                        yield (
+                            other,
+                            f"it is {present.name!r} itself, and may be the next value of {value.name!r}",
+                            False,
+                        )
 
 
 def _doubtful_gradients(step: Matched) -> Iterator[_Found]:
@@ -355,6 +369,6 @@ _BY_CONTENT = (
     _surplus_constants,
     _numbers,
     _doubtful_gradients,
-    _repeated_losses,
+    _repeated,
     _weak,
 )

@@ -45,7 +45,7 @@ def fixed_role(facts: Facts, gradients: Gradients, output: ir.Value) -> Assigned
         return None
     if output in facts.topology.tail and _is_unreduced_loss(facts, output):
         return Assigned(Role.METRIC, "the loss is its mean or its sum")
-    if not is_backward and _meets_target(facts, output):
+    if not is_backward and not _is_average(facts, output) and _meets_target(facts, output):
         return Assigned(Role.METRIC, "it is compared with a target")
     return None
 
@@ -62,6 +62,12 @@ def _is_decay(facts: Facts, value: ir.Value) -> bool:
         return False
     sources = [v for v in facts.sources_of(value) if constant_tensor(v) is None]
     return sources == [*shares] and sources[0] in facts.topology.forward and same_type(value, sources[0])
+
+
+def _is_average(facts: Facts, value: ir.Value) -> bool:
+    """Return whether a value holds an input of its type and depends on no layer, such as the mean of targets."""
+    held = (c >= NEXT_STATE and same_type(value, v) for v, c in facts.held_firmly(value).items())
+    return any(held) and not any(v.producer() in facts.topology.contractions for v in facts.above(value))
 
 
 def _meets_target(facts: Facts, value: ir.Value) -> bool:
