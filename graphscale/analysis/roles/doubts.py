@@ -142,18 +142,23 @@ def _named_metrics(step: Matched) -> Iterator[_Found]:
 
 
 def _silent_names(step: Matched) -> Iterator[_Found]:
-    """Doubt the only pair that does not follow the pattern of all other tensors."""
+    """Doubt the only pair that does not follow the pattern of all others."""
     facts, pairs = step.facts, step.pairs
-    silent = [
-        (output, value)
-        for output, value in pairs.items()
-        if output not in step.pattern and not step.gradients.includes(output)
-    ]
+    silent = [(output, value) for output, value in pairs.items() if output not in step.pattern]
+    silent = [(o, v) for o, v in silent if _is_error(step, o, v) or not (is_scalar(v) or step.gradients.includes(o))]
     for output, value in silent if len(silent) == 1 and step.pattern else ():
         is_learnt = facts.has_gradient(value) and facts.takes_gradient(output)
         if not is_learnt and facts.copied_input(output) is not value:
             is_excluded = likeness(value, output)[0] < 1 or facts.held_firmly(output).get(value) == 1
             yield output, f"it holds {value.name!r}, but is not named like the other next values", is_excluded
+
+
+def _is_error(step: Matched, output: ir.Value, value: ir.Value) -> bool:
+    """Return whether a number adds the result of a layer to an input, as an error does, and a sum of losses."""
+    facts, node = step.facts, output.producer()
+    is_sum = node is not None and node.op_type in ("Add", "Sub") and facts.held_firmly(output).get(value) == 1
+    is_layer = is_sum and any(v.producer() in facts.topology.contractions for v in facts.above(output))
+    return is_layer and is_scalar(value) and len(step.pattern) > 1
 
 
 def _exchanged(step: Matched) -> Iterator[_Found]:
@@ -335,7 +340,9 @@ def _repeated(step: Matched) -> Iterator[_Found]:
     for output, assigned in step.outputs.items():
         if assigned.role is Role.METRIC and not assigned.is_named and copies[facts.views(output)[-1]] > 1:
             for value in [v for v in step.unpaired if v.is_graph_input() and same_type(output, v)][:1]:
-                yield output, f"it is an output twice, and {value.name!r} has its type", False
+                is_loss = facts.views(output)[-1] in facts.topology.losses
+                again = "it is the loss again" if is_loss else "it is an output twice"
+                yield output, f"{again}, and {value.name!r} has its type", False
                 for other, present in step.pairs.items():
                     if facts.copied_input(other) is present and same_type(other, value):
                         yield (

@@ -141,7 +141,7 @@ STEPS = {
     # --- beside weights whose gradients leave the graph
     "an activation of the weight": (
         linear_step(nodes("p = Tanh(w)"), outputs="float[4,3] dw, float[4,3] p"),
-        {"dw": "gradient", "p": "next w?"},
+        {"dw": "gradient", "p": "metric?"},
     ),
     "an activation of the gradient": (
         linear_step(nodes("p = Tanh(dw)"), outputs="float[4,3] dw, float[4,3] p"),
@@ -163,7 +163,7 @@ STEPS = {
             outputs="float[4,3] dw, float[4,3] p",
             forward=nodes("y = x @ (w + v); d = y - t; loss = ReduceMean(d * d, keepdims=0)"),
         ),
-        {"dw": "gradient", "p": "next w?"},
+        {"dw": "gradient", "p": "metric?"},
     ),
     "the weight in float16": (
         linear_step(nodes("small = Cast(w, to=10)"), outputs="float[4,3] dw, float16[4,3] small"),

@@ -247,7 +247,7 @@ STEPS = {
             "int64[1] last = {1}",
             forward=nodes("y = x @ w; d = y - t - Unsqueeze(r * m, last); loss = ReduceMean(d * d, keepdims=0)"),
         ),
-        {**states("w"), "e": "next r?"},
+        {**states("w"), "e": "metric?"},
     ),
     # --- a loss scale of its own
     "a loss scale that a flag and a count choose factors of": (
