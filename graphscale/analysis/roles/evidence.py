@@ -7,7 +7,6 @@ predictions. The functions are pure: each reads the facts of a step alone, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -17,9 +16,6 @@ from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_consta
 from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
 from graphscale.operators import Trait, has_trait, optimizer_of
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Table", "fixed_role"]
 
