@@ -61,7 +61,11 @@ LEARNT = {
 @pytest.mark.parametrize("shown", ["", "float fit"])
 def test_a_loss_that_contains_a_learnt_number(shown: str) -> None:
     model = update_step("s_next = s - (whole - fit / k) * rate", "float s", shown, "float whole = {1}", **LEARNT)
-    assert roles_of(model) == {**states("w", "s"), "loss": "loss?", **dict.fromkeys(("fit",) if shown else (), "metric")}
+    assert roles_of(model) == {
+        **states("w", "s"),
+        "loss": "loss?",
+        **dict.fromkeys(("fit",) if shown else (), "metric"),
+    }
 
 
 def test_a_number_of_counts_is_no_loss() -> None:
