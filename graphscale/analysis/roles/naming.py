@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
@@ -39,15 +39,17 @@ def widest_pattern(
         shown: the outputs that may be next values, and so show the pattern.
         is_learnt: returns whether an output is moved by a gradient.
     """
-    by_name, neighbours = {_plain(value): value for value in holders}, _Neighbours(holders)
+    by_name, neighbours = defaultdict[str, list[ir.Value]](list), _Neighbours(holders)
+    for value in holders:
+        by_name[_plain(value)].append(value)
     found = Counter(pattern for output in shown[:_MOST_SHOWN] for pattern in neighbours.patterns(output))
     tried: list[tuple[int, int, dict[ir.Value, ir.Value]]] = []
     for pattern, _ in found.most_common(_MOST_PATTERNS):
         length = sum(map(len, pattern[1:]))
         if any(count == len(shown) and -length <= shortness for count, shortness, _ in tried):
             continue  # it names no more pairs
-        named = ((o, by_name.get(name)) for o in outputs for name in _present_names(_plain(o), pattern))
-        pairs = {o: v for o, v in named if v is not None and v is not o and same_type(o, v)}
+        named = ((o, _like(o, by_name[name])) for o in outputs for name in _present_names(_plain(o), pattern))
+        pairs = {o: v for o, v in named if v is not None}
         count = sum(output in pairs for output in shown)
         if count > 1 or (count and not all(pattern[1:])):
             tried.append((count, -length, pairs))
@@ -109,14 +111,25 @@ def _present_names(following: str, pattern: _Pattern) -> Iterator[str]:
         yield following[:start] + old + following[end:]
 
 
+def _like(output: ir.Value, holders: Sequence[ir.Value]) -> ir.Value | None:
+    """Return the one holder of an output's type; of several with names that differ in case, the one spelled alike."""
+    found = [value for value in holders if value is not output and same_type(output, value)]
+    if len(found) > 1:
+        found = [value for value in found if (value.name or "") in (output.name or "")]
+    return found[0] if len(found) == 1 else None
+
+
 def _plain(value: ir.Value) -> str:
-    """Return a name with one separator in the place of all: exporters and libraries join words by several."""
-    return re.sub(r"[\W_]+", ".", value.name or "")
+    """Return the words of a name with one separator between them, for names of any style.
+
+    Exporters and libraries join words by several signs, or begin each with a capital letter.
+    """
+    return re.sub(r"[\W_]+", ".", re.sub(r"(?<=[^\W_])(?=[A-Z])", ".", value.name or "")).lower()
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words, numbers and separators of a name; a capital letter after a small one begins a word."""
-    return re.findall(r"[A-Z]*[^\W\d_A-Z]+|[A-Z]+|\d+|[\W_]+", name)
+    """Return the words, numbers and separators of a name."""
+    return re.findall(r"[^\W\d_]+|\d+|[\W_]+", name)
 
 
 def common_start(one: list[str], other: list[str]) -> list[str]:
