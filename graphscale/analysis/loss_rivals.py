@@ -106,11 +106,15 @@ def _propose(solutions: Sequence[Solution], states: Container[ir.Value]) -> Solu
     return _prefer(left) or min(left, key=_likelihood)
 
 
-def _likelihood(solution: Solution) -> tuple[int, bool, int]:
-    """Return a key: the loss with its derivatives among the gradients, named so, and read the most comes first."""
-    topology = solution.topology
+def _likelihood(solution: Solution) -> tuple[int, int, bool, int]:
+    """Return a key: the loss of all that the gradients read, with its derivatives, named so, and read the most first.
+
+    A derivative depends on nothing that its function does not depend on.
+    """
+    topology, read = solution.topology, solution.read
+    others = sum(value in read and value not in topology.forward for value in topology.graph.inputs)
     is_named = any(not _LOSS_WORDS.isdisjoint(words_of((loss.name or "").lower())) for loss in topology.losses)
-    return _count_lacking(solution), not is_named, -sum(value in solution.read for value in topology.forward)
+    return others, _count_lacking(solution), not is_named, -sum(value in read for value in topology.forward)
 
 
 def _count_lacking(solution: Solution) -> int:
