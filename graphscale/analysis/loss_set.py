@@ -172,8 +172,10 @@ def _with_further_losses(
         known = best.topology.ancestors(losses)
         if value in known or value in best.reached or not best.learns_from(value):
             continue
+        # Derivatives of a known loss, such as probabilities, may also be read by a metric.
+        derived = best.topology.descendants(best.topology.tail)
         own = (v for v in best.topology.ancestors([value]) if v not in known and v.producer() is not None)
-        if not any(v in best.solver.live for v in own):
+        if not any(v in best.solver.live and v not in derived for v in own):
             continue
         with contextlib.suppress(GraphscaleError):  # no loss then
             further = solve((*losses, value))
