@@ -16,7 +16,7 @@ from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
 from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["Choices", "Faults", "Rank", "explain_failures"]
+__all__ = ["Choices", "Faults", "Rank", "explain_failures", "find_differentiated"]
 
 _CHOICES = frozenset(("Max", "Min", "ReduceMax", "ReduceMin"))
 _LOSS_WORDS = frozenset(("loss", "losses", "objective", "criterion", "cost", "total", "nll", "elbo"))
@@ -122,14 +122,31 @@ def _count_lacking(solution: Solution) -> int:
 
     That of a root, a quotient or a maximum of all examples depends on its operands, that of an error on its sign.
     """
-    topology, varying, lacking = solution.topology, set[ir.Value](), 0
+    varying, topology = _find_varying(solution.topology), solution.topology
+    nodes = (v.producer() for v in varying if v in topology.tail)
+    return sum(node is not None and not _has_derivative(solution, node, varying) for node in nodes)
+
+
+def _find_varying(topology: Topology) -> set[ir.Value]:
+    """Find the differentiable functions of a layer's result in the forward pass."""
+    varying = set[ir.Value]()
     for node in topology.nodes:
         value = node.outputs[0]
         smooth = value in topology.forward and smooth_operands(value)
         if smooth and (node in topology.contractions or not varying.isdisjoint(smooth)):
             varying.add(value)
-            lacking += value in topology.tail and not _has_derivative(solution, node, varying)
-    return lacking
+    return varying
+
+
+def find_differentiated(solution: Solution) -> ir.Value:
+    """Find the value whose gradients are computed: the loss, or the operand of functions without derivatives."""
+    loss, varying = solution.topology.loss, _find_varying(solution.topology)
+    while (node := loss.producer()) is not None and loss in varying and node not in solution.topology.contractions:
+        moving = [value for value in solution.topology.operands(node) if value in varying]
+        if len(moving) != 1 or _has_derivative(solution, node, varying):
+            break
+        loss = moving[0]
+    return loss
 
 
 def _has_derivative(solution: Solution, node: ir.Node, varying: Set[ir.Value]) -> bool:

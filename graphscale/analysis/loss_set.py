@@ -21,6 +21,7 @@ from graphscale.analysis.solution import Solution
 from graphscale.analysis.topology import Topology
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError
 from graphscale.graph.walks import ancestors
+from graphscale.operators import Kind, may_bend, rule_of
 from graphscale.process.stages import report_stage
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def choose_losses(
     if named:
         warnings = [f"{each}; it is neither scaled nor checked" for each in unexplained]
         return LossChoice(best, answers.evidence(best.topology.loss.name), True, tuple(warnings))
-    best = _with_further_losses(best, candidates, solve)
+    best = _with_differentiated_loss(_with_further_losses(best, candidates, solve), solve)
     if rivals:
         names = ", ".join(repr(loss.name) for loss in rivals)
         return LossChoice(best, f"it is the likeliest, but the backward pass also fits {names}", False)
@@ -181,6 +182,25 @@ def _with_further_losses(
             further = solve((*losses, value))
             if further.differentiates_all and further.edits_as(best):
                 best = further
+    return best
+
+
+def _with_differentiated_loss(best: Solution, solve: Callable[[Losses], Solution]) -> Solution:
+    """Return the solution of the value below functions at the end of a loss whose derivatives no gradient reads."""
+    loss, node = best.topology.loss, best.topology.loss.producer()
+    rule = None if node is None else rule_of(node)
+    if len(best.topology.losses) > 1 or node is None or rule is None:
+        return best
+    if rule.kind is Kind.LINEAR and not may_bend(node):
+        return best
+    from graphscale.analysis.loss_rivals import find_differentiated  # most losses are sums or means
+
+    inner = find_differentiated(best)
+    if inner is not loss:
+        with contextlib.suppress(GraphscaleError):  # the function of it stands for it
+            other = solve((inner,))
+            if other.edits_as(best):
+                return other
     return best
 
 
