@@ -117,8 +117,7 @@ class Solution:
         topology, places = self.topology, self.solver.plan.places
         if self.moved is None or not self.moved.isdisjoint(topology.forward):
             return None
-        data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
-        found = (place for place in places if place.value in data and not is_differentiable(place.value))
+        found = (place for place in places if place.value in topology.fed and not is_differentiable(place.value))
         return next(map(str, found), None)
 
     @functools.cached_property
@@ -150,10 +149,9 @@ class Solution:
         smooth = reach(topology.losses, self._smooth_operands)
         if (layers or weights) and not any(v in weights or v.producer() in topology.contractions for v in smooth):
             return "no layer or weight changes it in a differentiable way"
-        data = topology.descendants({value for value in topology.graph.inputs if not is_scalar(value)})
         sums = self._find_sums()
         for place in sorted(plan.places, key=lambda place: topology.position(place.value)):
-            if place.value in data and not topology.is_late(place.value):
+            if place.value in topology.fed and not topology.is_late(place.value):
                 return f"the scale would enter at {place}, where the data is, and not the result of a layer"
             if place.value not in sums and any(v in sums for v in reach([place.value], self._smooth_operands)):
                 return f"the scale would enter at {place}, which depends on the value of the loss"
@@ -214,7 +212,7 @@ def solve_losses(
     """
     make = functools.partial(Topology, graph, losses[0], held, others=losses[1:])
     try:
-        return _solve_moving(make, seed, chosen)
+        return _without_other_layers(_solve_moving(make, seed, chosen), chosen)
     except GraphscaleError:
         with contextlib.suppress(GraphscaleError):
             if any(map(subgraphs, graph)):
@@ -236,6 +234,27 @@ def _solve_moving(make: Callable[..., Topology], seed: Use | None, chosen: Seque
         if solution.solver.unscales_cotangents:
             raise
         return solution
+
+
+def _without_other_layers(solution: Solution, chosen: Sequence[ir.Value]) -> Solution:
+    """Return the solution without the layers of a loss that is no output, at other weights or samples, if it fits.
+
+    The operands of a layer depend on no tail of a loss, on no target, and its result leads to a cotangent.
+    """
+    topology = solution.topology
+    if solution.no_derivative is None:
+        return solution
+
+    def is_cotangent(value: ir.Value) -> bool:
+        return topology.is_backward(value) and (value not in topology.fed or topology.is_late(value))
+
+    layers = {n for n in solution.coverage.nodes if not any(map(is_cotangent, topology.operands(n)))}
+    with contextlib.suppress(GraphscaleError):  # the first solution stands
+        other = _solve(topology.without(layers), solution.solver.seed, chosen)
+        leads = all(value in other.solver.live for node in layers for value in node.outputs)
+        if leads and other.coverage.covered and other.no_derivative is None:
+            return other
+    return solution
 
 
 def _solve(topology: Topology, seed: Use | None, chosen: Sequence[ir.Value]) -> Solution:
