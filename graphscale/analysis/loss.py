@@ -74,7 +74,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
 
 
 def _find_unreduced(outputs: Iterable[ir.Value], holders: Sequence[ir.Value]) -> list[ir.Value]:
-    """Find the outputs that may be the losses of samples or of models: no sums with state, of a new type if there are."""
+    """Find the outputs that may be the losses of samples or of models: no sums with state; new types first."""
     computed = [v for v in outputs if v.producer() is not None and is_float(v) and is_differentiable(v)]
     states = {value for value in holders if is_float(value)}
     found = [v for v in computed if not any(c >= NEXT_STATE for c in find_coefficients(v, states).values())]

@@ -24,7 +24,7 @@ def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Va
         label: its origin, for messages.
 
     Raises:
-        LossError: the value does not exist, is no scalar, or not floating point.
+        LossError: the value does not exist, is no scalar in a graph that returns one, or not floating point.
     """
     value = values.get(name)
     if value is None:
@@ -33,7 +33,8 @@ def resolve_loss(values: Mapping[str, ir.Value], name: str, label: str) -> ir.Va
         raise LossError(f"{label}: {value_label(value)} is an input; name a value that the graph computes")
     if value.dtype is not None and not value.dtype.is_floating_point():
         raise LossError(f"{label}: {value_label(value)} is not floating point, and a loss must be")
-    if not is_number(value):
+    # A step without a number among its outputs may return the losses of samples.
+    if not is_number(value) and any(map(is_number, filter(ir.Value.is_graph_output, values.values()))):
         raise LossError(f"{label}: {value_label(value)} is not known to be a scalar; name the mean or sum of it")
     return value
 

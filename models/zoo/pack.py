@@ -19,6 +19,8 @@ FRESH = Path(__file__).with_name("fresh.zip")
 EXAMPLES = Path(__file__).with_name("examples.zip")
 # Steps for an attack on the analysis, by an author who did not know it; the truth says which kinds are `aside`.
 UNSEEN = Path(__file__).with_name("unseen.zip")
+# Steps for a second such judgement, from other makers; the same fields.
+LATER = Path(__file__).with_name("later.zip")
 # Larger ones, compressed, are left out; bytes.
 LARGEST = 10_000
 

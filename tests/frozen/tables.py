@@ -190,6 +190,7 @@ TABLES = {
     "fresh": Table("zoo", lambda: pack.names(pack.FRESH), lambda name: _zoo_row(name, pack.FRESH)),
     "examples": Table("zoo", lambda: pack.names(pack.EXAMPLES), lambda name: _zoo_row(name, pack.EXAMPLES)),
     "unseen": Table("zoo", lambda: pack.names(pack.UNSEEN), lambda name: _zoo_row(name, pack.UNSEEN)),
+    "later": Table("zoo", lambda: pack.names(pack.LATER), lambda name: _zoo_row(name, pack.LATER)),
     "lint": Table("lint", _scaled_keys, _checked_row),
     "mutants": Table("mutants", damage.mutant_keys, damage.mutant_row),
     "edits": Table("mutants", damage.edit_keys, damage.edit_row),

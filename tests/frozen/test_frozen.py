@@ -61,6 +61,11 @@ def test_outcomes_of_the_unseen_steps(key: str) -> None:
     compare("unseen", key)
 
 
+@rows_of("later", 8)
+def test_outcomes_of_the_later_steps(key: str) -> None:
+    compare("later", key)
+
+
 @rows_of("examples", 8)
 def test_outcomes_of_examples(key: str) -> None:
     compare("examples", key)
