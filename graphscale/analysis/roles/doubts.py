@@ -131,6 +131,9 @@ def _other_names(step: Matched) -> Iterator[_Found]:
             yield output, f"it holds {value.name!r}, but is named after {by_name.name!r}", True
         elif other is not None and other is not output:
             yield output, f"it holds {value.name!r}, but {other.name!r} is named after it", True
+    for output, value in step.pattern.items():
+        if step.outputs[output].role in (Role.LOSS, Role.GRADIENT) and value in step.unpaired:
+            yield output, f"it is named as the next value of {value.name!r}", False
 
 
 def _named_metrics(step: Matched) -> Iterator[_Found]:
