@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors, same_type
 from graphscale.graph.values import (
     Use,
@@ -23,7 +22,7 @@ from graphscale.graph.values import (
     operands_of,
     subgraphs,
 )
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import eliminate, reach
 from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
 
 __all__ = [

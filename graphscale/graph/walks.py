@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -12,6 +12,7 @@ from graphscale.operators import Trait, has_trait
 
 __all__ = [
     "ancestors",
+    "eliminate",
     "is_contradiction",
     "reach",
     "source_by_trait",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_S = TypeVar("_S")
 
 
 def reach(start: Iterable[_T], step: Callable[[_T], Iterable[_T]]) -> Iterator[_T]:
@@ -95,3 +97,32 @@ def is_contradiction(flag: ir.Value | None) -> bool:
     flags = inputs_of(node)
     negations = (above for value in flags if (above := value.producer()) is not None and above.op_type == "Not")
     return any(negation.inputs[0] in flags for negation in negations)
+
+
+def eliminate(candidates: Mapping[_T, Collection[_S]]) -> Iterator[tuple[_T, _S]]:
+    """Yield the pairs that remain if every output with candidates gets one of its own.
+
+    An output has no pair if its only candidate is also the only one of another output.
+
+    Args:
+        candidates: for each output, the inputs whose next value it may be.
+    """
+    left = {output: set(inputs) for output, inputs in candidates.items() if inputs}
+    claimants: dict[_S, set[_T]] = {}
+    for output, inputs in left.items():
+        for value in inputs:
+            claimants.setdefault(value, set()).add(output)
+    leaves = [output for output, inputs in left.items() if len(inputs) == 1]
+    while leaves:
+        wanted: dict[_S, list[_T]] = {}
+        for output in leaves:
+            for value in left[output]:
+                wanted.setdefault(value, []).append(output)
+        leaves = []
+        for value, outputs in wanted.items():
+            if len(outputs) == 1:
+                yield outputs[0], value
+                for other in claimants[value]:
+                    left[other].discard(value)
+                    if len(left[other]) == 1:
+                        leaves.append(other)

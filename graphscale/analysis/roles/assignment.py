@@ -17,13 +17,13 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Matched, doubt
 from graphscale.analysis.roles.evidence import Table, fixed_role
 from graphscale.analysis.roles.facts import Facts, Gradients, Row, Strength
-from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.naming import widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, Update, same_type
 from graphscale.errors import RolesError, suggest
 from graphscale.graph.values import is_float, is_scalar, value_label
+from graphscale.graph.walks import eliminate
 
 __all__ = ["assign_roles"]
 

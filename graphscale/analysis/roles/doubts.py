@@ -274,7 +274,8 @@ def _is_compared(step: Matched, output: ir.Value, value: ir.Value, others: list[
         return False
     if abs(facts.held(output).get(value, 0.0)) != 1 or not facts.topology.late_inputs(value) or not value.shape:
         return False
-    shapes = (v.shape for v in others if v.is_graph_input() and v not in step.owners and not same_type(v, value))
+    fed = (v for v in others if v.is_graph_input() or is_scalar(v))
+    shapes = (v.shape for v in fed if v not in step.owners and not same_type(v, value))
     return any(shape is not None and [*shape][:1] == [value.shape[0]] for shape in shapes)
 
 

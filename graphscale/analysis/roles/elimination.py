@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from graphscale.analysis.roles.doubts import Doubt, Matched
-from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import ByType, same_type
 from graphscale.graph.values import is_scalar
+from graphscale.graph.walks import eliminate
 
 __all__ = ["settle_by_names"]
 

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from graphscale.analysis.roles.doubts import Doubt, Matched
 from graphscale.analysis.roles.facts import Evidence, Facts, Row, Strength
-from graphscale.analysis.roles.matching import eliminate
 from graphscale.analysis.roles.naming import likeness
 from graphscale.analysis.roles.nearness import Nearness
 from graphscale.analysis.roles.role_table import Assigned, Role
 from graphscale.analysis.updates import NEXT_STATE, Type, same_type, type_of
 from graphscale.graph.values import is_float, is_scalar
+from graphscale.graph.walks import eliminate
 
 __all__ = ["propose"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graphscale.analysis.roles.matching import eliminate
+from graphscale.graph.walks import eliminate
 
 pytestmark = pytest.mark.static
 
