@@ -123,8 +123,6 @@ def find_untested(
         decided: the flags by which a step is applied.
     """
     nodes = tuple(nodes)
-    for value, loss in find_lost(nodes, scale, checked).items():
-        yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
     multiples, tested, alone = dict[ir.Value, None](), set(checked), {scale}
     for node in nodes:
         is_alone = not alone.isdisjoint(node.inputs) and all(
@@ -139,6 +137,8 @@ def find_untested(
                 tested.add(value)
             elif degree not in (0, ZERO) or (is_alone and is_float(value)):
                 multiples[value] = None
+    for value, loss in find_lost(nodes, scale, tested, degrees).items():
+        yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
     stop = {*tested, *decided}
     reached = reach(nodes, [value for value in multiples if value not in stop], stop)
     for value in results:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import onnx_ir as ir
 
+from graphscale.flow.degree import ZERO, Degree
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.graph.values import (
     captured_values,
@@ -176,18 +178,27 @@ def _losing(survival: Survival, kinds: Fate) -> Fate:
     return functools.reduce(operator.or_, (kind for kind in kinds & KINDS if survival.through(kind) & _WRONG))
 
 
-def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value]) -> dict[ir.Value, Loss]:
+def find_lost(
+    nodes: Iterable[ir.Node],
+    scale: ir.Value,
+    checked: Iterable[ir.Value],
+    degrees: Mapping[ir.Value, Degree] = MappingProxyType({}),
+) -> dict[ir.Value, Loss]:
     """Find the tested values that may be wrong and finite because a multiple of the loss scale above overflowed.
 
     Args:
         nodes: the nodes of a main graph, in execution order, without those of the update rule.
         scale: the loss scale.
         checked: the tested values.
+        degrees: the degrees of multiples of the scale: what follows from a tested one may overflow again.
 
     Returns:
         for each such value, the first node that makes an overflow finite.
     """
-    domain = _TestedDomain(frozenset(checked))
+    nodes = tuple(nodes)
+    # Values inside bodies may be multiples.
+    plain = {value for node in nodes for value in node.outputs if value not in degrees and is_float(value)}
+    domain = _TestedDomain(frozenset(checked), degrees, plain if degrees else set())
     Flow(domain, {scale: SCALE}).visit_all(nodes)
     return domain.lost
 
@@ -195,14 +206,26 @@ def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Va
 class _TestedDomain(SurvivalDomain):
     """The effects of overflows on a step that is applied, whose tested values are finite."""
 
-    def __init__(self, tested: Container[ir.Value]) -> None:
+    def __init__(
+        self, tested: Container[ir.Value], degrees: Mapping[ir.Value, Degree], plain: Container[ir.Value]
+    ) -> None:
         super().__init__(KINDS)
-        self._tested = tested
+        self._tested, self._degrees, self._plain = tested, degrees, plain
         self.lost: dict[ir.Value, Loss] = {}
+
+    def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+        effects = super().transfer(node, operands)
+        if any(effect.fate for effect in operands):
+            return effects
+        # Of finite numbers, only a multiple of the scale overflows where the original does not.
+        return [FINITE if v in self._plain else effect for v, effect in zip(node.outputs, effects, strict=True)]
+
+    def _is_scale(self, node: ir.Node, operands: Sequence[Effect]) -> bool:
+        return not any(value in self._tested for value in node.inputs) and super()._is_scale(node, operands)
 
     def write(self, value: ir.Value, element: Effect) -> Effect:
         if value not in self._tested:
             return element
         if element.loss is not None:
             self.lost[value] = element.loss
-        return FINITE
+        return SCALE if self._degrees.get(value, 0) not in (0, ZERO) else FINITE

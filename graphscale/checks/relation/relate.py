@@ -72,6 +72,8 @@ class Relation:
         terms: the table.
         first: the numbers of the first model.
         second: those of the second.
+        differs: True if a result was found to differ.
+        scaled: True if one was found to differ by a power of the scale alone.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Relation:
         rounds: bool = False,
         narrow: ir.DataType | None = None,
     ) -> None:
-        self._explained = 0
+        self._explained, self.differs, self.scaled = 0, False, False
         self.terms, models, self._states = Terms(), (_copy(first), _copy(second)), states
         inputs = {value.name for value in models[1].graph.inputs}
         # A state that is an initializer becomes an input of the scaled graph.
@@ -127,6 +129,7 @@ class Relation:
         return second.find_wide(terms)
 
     def _compare(self, name: str, wanted: Number, found: Number | None) -> Iterator[str]:
+        self.differs = self.differs or found is None or found.term != self._as_wide(wanted.term, found.term)
         if found is None:
             yield f"{name!r} is gone"
         elif found.term != self._as_wide(wanted.term, found.term):
@@ -135,6 +138,7 @@ class Relation:
             reason = f": {self._explain(wanted.term, found.term)}" if is_shown else ""
             yield f"{name!r} is computed in another way{reason}"
         elif found.degree != wanted.degree and found.degree not in (0, ZERO):
+            self.scaled = True
             yield f"{name!r} carries the loss scale to the power {found.degree:g}"
 
     def _as_wide(self, term: int, found: int) -> int:

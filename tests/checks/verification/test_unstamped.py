@@ -26,7 +26,7 @@ OTHERS = [
         "onnxsim_static_scale",
         "onnxsim_step",
         "verified; applies non-finite gradients: FixedLossScale(1024.0)",
-        ("a constant scale without a finite check: every step is applied",),
+        ("a fixed loss scale is not checked: every step is applied",),
     ),
 ]
 
