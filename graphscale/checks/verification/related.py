@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.past_gradients import find_narrow_sums
-from graphscale.analysis.updates import Update
 from graphscale.checks.relation.obligations import find_misplaced, find_unscaled
 from graphscale.checks.relation.relate import Given, Relation, find_cases, no_numbers
 from graphscale.checks.relation.terms import Number, Terms
@@ -17,14 +16,14 @@ from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import FAILS, RELATION, UNPROVED, Check
 from graphscale.flow.degree import Degree
 from graphscale.flow.support import reach
-from graphscale.graph.values import constant_tensor, inputs_of, is_scalar, own_dtype, uses_of, values_by_name
-from graphscale.graph.walks import ancestors
+from graphscale.graph.types import holds_all
+from graphscale.graph.values import constant_tensor, is_float, is_scalar, own_dtype, values_by_name
 from graphscale.lowering.lower_model import is_lowered
-from graphscale.operators import Trait, has_trait
+from graphscale.operators import Trait, nodes_with
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.step.unstamped_step import powers_of
 
-__all__ = ["find_unchecked_sums", "find_untested_terms", "prove_relation"]
+__all__ = ["find_unchecked", "prove_relation"]
 
 
 def prove_relation(pair: Pair, *, exact: bool) -> tuple[list[Check], Relation]:
@@ -152,56 +151,33 @@ def _find_moved(original: ir.Graph, found: ir.Graph) -> Iterator[str]:
 # --- values past the gradients ----------------------------------------------------------------------------------------
 
 
-def find_untested_terms(pair: Pair, relation: Relation, tested: set[ir.Value]) -> Iterator[str]:
-    """Yield the terms by which a batch moves weights past all gradients, where no finite check tests them."""
-    known = {number.term for v in tested if (number := relation.second.named(v.name or "")) is not None}
-    for value in pair.analysis.terms:
-        number = relation.first.named(value.name or "")
-        if number is None or number.term not in known:
-            yield f"{value.name!r} moves a weight by a batch past all gradients, and is not checked"
-
-
-def find_unchecked_sums(
-    pair: Pair,
-    relation: Relation,
-    tested: set[ir.Value],
-    results: set[ir.Value],
-    degrees: Mapping[ir.Value, Degree],
+def find_unchecked(
+    pair: Pair, relation: Relation, tested: set[ir.Value], degrees: Mapping[ir.Value, Degree]
 ) -> Iterator[str]:
-    """Yield the values of a small range that are applied, and not checked themselves: finite gradients overflow there.
+    """Yield the values past the gradients that can make a weight non-finite, where no finite check tests them.
 
     Args:
         pair: both graphs.
         relation: their relation.
         tested: the values that the flag tests.
-        results: the values that are applied.
         degrees: the values that carry the scale.
     """
-    step, values = pair.step, values_by_name(pair.step.graph)
-    applied = ancestors(results, stop=lambda value: value is step.all_finite)
-    nodes = [node for node in step.graph if not applied.isdisjoint(node.outputs)]
-    gradients = {value for value in reach(nodes, [step.scale.value]) if value in tested and value not in degrees}
-    # By a scale of at least 1, the quotient of a float16 number is one.
-    policy, exact = step.scale.policy, {*degrees}
-    if not (isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale < 1):
-        exact |= {use.node.outputs[0] for value in gradients if _is_widened(value) for use in uses_of(value)}
-    by_term = dict[int, list[ir.Value]]()
-    for name, term in relation.second.terms_by_name().items():
-        by_term.setdefault(term, []).extend([values[name]] if name in values else ())
-    states = [
-        Update(value, values[each.input.name], "")
-        for each in pair.analysis.states
-        if each.input.name in values and (number := relation.first.named(each.output.name or "")) is not None
-        for value in by_term.get(number.term, ())
-    ]
-    losses = [values[loss.name] for loss in pair.analysis.losses if loss.name in values]
-    for value in find_narrow_sums(nodes, gradients, exact, losses, states):
-        if value not in tested:
-            yield f"{value.name!r} can overflow in float16 though all gradients are finite, and is not checked itself"
-
-
-def _is_widened(value: ir.Value) -> bool:
-    """Return whether a gradient is the quotient of a number that was cast to a wider type."""
-    node = value.producer()
-    makers = [each.producer() for each in ([] if node is None else inputs_of(node))]
-    return any(maker is not None and has_trait(maker, Trait.CAST) for maker in makers)
+    found = pair.analysis
+    known = {number.term for v in tested if (number := relation.second.named(v.name or "")) is not None}
+    sums = find_narrow_sums(tuple(found.graph), found.gradients, (), found.losses, found.states)
+    reasons = {value.name: "can overflow in float16 though all gradients are finite" for value in sums}
+    reasons |= {value.name: "moves a weight by a batch past all gradients" for value in found.terms}
+    for name, reason in reasons.items():
+        number = relation.first.named(name or "")
+        if number is None or number.term not in known:
+            yield f"{name!r} {reason}, and is not checked"
+    policy = pair.step.scale.policy
+    if isinstance(policy, DynamicLossScale) and policy.rule.min_loss_scale < 1:
+        # By a scale of at least 1, the quotient of a float16 number is one.
+        reached = reach(pair.step.graph, [pair.step.scale.value])
+        quotients = {value for value in reached if value in tested and value not in degrees}
+        for node in nodes_with(pair.step.graph, Trait.CAST):
+            whole, value = node.inputs[0], node.outputs[0]
+            is_narrow = is_float(value) and not holds_all(value.dtype, whole.dtype)
+            if whole in quotients and value not in tested and is_narrow:
+                yield f"{value.name!r} can overflow in {value.dtype} by a scale below 1, and is not checked"
