@@ -137,7 +137,7 @@ def find_untested(
                 tested.add(value)
             elif degree not in (0, ZERO) or (is_alone and is_float(value)):
                 multiples[value] = None
-    for value, loss in find_lost(nodes, scale, tested, degrees).items():
+    for value, loss in find_lost(nodes, scale, tested - alone, degrees).items():
         yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
     stop = {*tested, *decided}
     reached = reach(nodes, [value for value in multiples if value not in stop], stop)

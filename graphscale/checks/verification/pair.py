@@ -33,8 +33,7 @@ from graphscale.passes.lower_precision import find_roundable
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
-from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
+from graphscale.policy.names import RESULTS, ScaledValue
 from graphscale.process.summary import few
 from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
@@ -355,33 +354,27 @@ def _find_kept(found: Step) -> frozenset[str]:
 
 
 def check_names(pair: Pair) -> None:
-    """Check that the metadata name all values of the scaled graph that its policy and telemetry have.
+    """Check that the metadata name all values that this version names, and that the graph has each.
 
     Raises:
         VerifyError: a value is missing; the message names the first.
     """
-    step, stamp, policy = pair.step, pair.step.stamp, pair.step.scale.policy
     if pair.translation is None:  # their names come from the graph itself
         return
-    names, outputs = stamp.names, {value.name for value in step.graph.outputs}
-    wanted = [ScaledValue.LOSS_SCALE]
-    if isinstance(policy, DynamicLossScale):
-        wanted += [*policy.rule.carried(policy.state), ScaledValue.ALL_FINITE]
-        wanted += [] if policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
-    elif not pair.proved and ScaledValue.ALL_FINITE not in names and ScaledValue.LOSS_SCALE in names:
-        wanted = []  # another tool may have folded the constant
-    wanted += COUNTERS if any(role in names for role in COUNTERS) else ()
-    wanted += [ScaledValue.RANGES] if ScaledValue.RANGES in stamp.telemetry and stamp.telemetry.get("gradients") else []
-    for role in (*wanted, *(role for role in RESULTS if role in names)):
-        if role not in names:
-            raise VerifyError(f"the metadata name no value for the {role.words}")
-        if role not in step.named:
-            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
+    step, names = pair.step, pair.step.stamp.names
+    outputs, expected = {value.name for value in step.graph.outputs}, pair.translation.stamp.names
     twice = next((role for role, name in names.items() if list(names.values()).count(name) > 1), None)
     if twice is not None:
         raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
+    # Another tool may have folded a constant scale.
+    is_folded = not pair.proved and step.all_finite is None and ScaledValue.ALL_FINITE not in expected
+    for role in (*expected, *(role for role in RESULTS if role in names)):
+        if role not in names:
+            raise VerifyError(f"the metadata name no value for the {ScaledValue(role).words}")
+        if role not in step.named and role != ScaledValue.LOSS and not is_folded:
+            words = ScaledValue(role).words
+            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {words}")
+        if role in RESULTS and names[role] not in outputs:
+            raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
     if step.scale.value.dtype is not ir.DataType.FLOAT:
         raise VerifyError(f"{step.scale.value.name!r}, which the metadata call the loss scale, is no float32")
-    for role in RESULTS:
-        if role in names and names[role] not in outputs:
-            raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")

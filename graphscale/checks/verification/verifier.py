@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +160,7 @@ def verify(
         original, hints = _fuse(str(original), scaled, hints)
     pair = open_pair(original, scaled, hints)
     if pair.translation is None:
-        option = next((name for name in _OWN if {**single, "trained": trained}[name]), None)
-        if option is not None:
-            raise VerifyError(f"{option} is for files that graphscale scaled")
+        _refuse({**single, "trained": trained}, _OWN, "files that graphscale scaled")
     notes = [*describe_promises(pair), *pair.notes]
     found = Measurements(notes=notes, progress=progress, tolerance=tolerance)
     if case is not None:
@@ -183,19 +181,32 @@ def verify(
         found.checks.append(_try(pair))
         found.runs = 1
     elif runs:
-        drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
-        feeder, others = Feeder(*drawn), None
-        if feeder.chosen:
-            with contextlib.suppress(VerifyError):
-                others = Feeder(*drawn, size=SIZE + 3)
-        try:
-            with contextlib.closing(Bench(pair, providers)) as bench:
-                measure(found, bench, feeder, others, runs=runs, seed=seed)
-        except VerifyError as error:
-            if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
-                raise
-            found.checks.append(Check("numbers", FAILS, str(error)))
+        _measure(found, pair, (given, dims or {}), providers, runs=runs, seed=seed)
     return _report(found, pair)
+
+
+def _measure(
+    found: Measurements,
+    pair: Pair,
+    chosen: tuple[Mapping[str, Any], Mapping[str, int]],
+    providers: Sequence[Any] | None,
+    *,
+    runs: int,
+    seed: int,
+) -> None:
+    """Run both graphs of a step; `chosen` are arrays for inputs, and sizes of symbolic axes."""
+    drawn = (pair.original, pair.states, pair.analysis.loss, *chosen)
+    feeder, others = Feeder(*drawn), None
+    if feeder.chosen:
+        with contextlib.suppress(VerifyError):
+            others = Feeder(*drawn, size=SIZE + 3)
+    try:
+        with contextlib.closing(Bench(pair, providers)) as bench:
+            measure(found, bench, feeder, others, runs=runs, seed=seed)
+    except VerifyError as error:
+        if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
+            raise
+        found.checks.append(Check("numbers", FAILS, str(error)))
 
 
 def _try(pair: Pair) -> Check:
@@ -277,9 +288,7 @@ def _verify_several(
         folder = original if folders[0] else scaled
         raise VerifyError(f"{folder} is a folder; verify takes two single graphs, or two folders of artifacts")
     unused = {**single, "loss": loss, "trained": trained} if is_split else single
-    given = [name for name, value in unused.items() if value]
-    if given:
-        raise VerifyError(f"{given[0]} is for a single graph; models of a folder, or of a split step, are not run")
+    _refuse(unused, unused, "a single graph; models of a folder, or of a split step, are not run")
     from graphscale.checks.verification import several_models
 
     if is_split:
@@ -287,6 +296,12 @@ def _verify_several(
         return several_models.verify_halves(getattr(original, "model", original), *parts)
     progress("scaling the original again", 0, 0)
     return several_models.verify_folder(str(original), scaled, loss, trained)
+
+
+def _refuse(options: Mapping[str, Any], names: Iterable[str], subject: str) -> None:
+    option = next((name for name in names if options[name]), None)
+    if option is not None:
+        raise VerifyError(f"{option} is for {subject}")
 
 
 def _compare_with_slopes(
