@@ -368,12 +368,11 @@ def check_names(pair: Pair) -> None:
         raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
     # Another tool may have folded a constant scale.
     is_folded = not pair.proved and step.all_finite is None and ScaledValue.ALL_FINITE not in expected
-    for role in (*expected, *(role for role in RESULTS if role in names)):
+    for role in (role for role in ScaledValue if role in expected or (role in RESULTS and role in names)):
         if role not in names:
-            raise VerifyError(f"the metadata name no value for the {ScaledValue(role).words}")
+            raise VerifyError(f"the metadata name no value for the {role.words}")
         if role not in step.named and role != ScaledValue.LOSS and not is_folded:
-            words = ScaledValue(role).words
-            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {words}")
+            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
         if role in RESULTS and names[role] not in outputs:
             raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
     if step.scale.value.dtype is not ir.DataType.FLOAT:

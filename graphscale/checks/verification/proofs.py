@@ -119,7 +119,8 @@ def _find_unguarded(pair: Pair, flag: ir.Value) -> Iterator[str]:
     for name, output in pair.states.items():
         if name in pair.kept:
             continue
-        state, following, reason = sources.get(name), outputs.get(output), None
+        state, following = sources.get(name), outputs.get(output)
+        reason: str | None = None
         if state is None or (following is None and name not in writes):
             reason = "it is gone" if state is None else f"its next value {output!r} is gone"
         elif name in writes:
@@ -128,9 +129,9 @@ def _find_unguarded(pair: Pair, flag: ir.Value) -> Iterator[str]:
             reason = _find_guard_fault(skipped, following, state)
         if reason is not None:
             yield f"the state {name!r} is not kept where {flag.name!r} is false: {reason}"
-    for name, node in writes.items():
-        if name not in pair.following:
-            yield f"{node_name(node)!r} writes {name!r}, which is no state of the original (--update OUT={name})"
+    for written, node in writes.items():
+        if written not in pair.following:
+            yield f"{node_name(node)!r} writes {written!r}, which is no state of the original (--update OUT={written})"
     for node, value in _find_unprotected_operands(graph):
         yield f"{node_name(node)!r} may overwrite {value.name!r} whether the step is applied or not"
 
@@ -208,7 +209,7 @@ def _find_rule_faults(pair: Pair) -> Iterator[str]:
     for role, state in scale.states.items():
         if role not in scale.next:
             yield f"{state.name!r} has no next value"
-    own = {pair.step.all_finite, *scale.states.values()}
+    own = {*scale.states.values(), *([] if pair.step.all_finite is None else [pair.step.all_finite])}
     sources = (*graph.inputs, *graph.initializers.values())
     others = {value for value in sources if value not in own and constant_tensor(value) is None}
     following = set(scale.next.values())

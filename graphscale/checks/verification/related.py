@@ -178,6 +178,6 @@ def find_unchecked(
         quotients = {value for value in reached if value in tested and value not in degrees}
         for node in nodes_with(pair.step.graph, Trait.CAST):
             whole, value = node.inputs[0], node.outputs[0]
-            is_narrow = is_float(value) and not holds_all(value.dtype, whole.dtype)
-            if whole in quotients and value not in tested and is_narrow:
+            is_narrow = whole is not None and is_float(value) and not holds_all(value.dtype, whole.dtype)
+            if whole in quotients and is_narrow and value not in tested:
                 yield f"{value.name!r} can overflow in {value.dtype} by a scale below 1, and is not checked"
