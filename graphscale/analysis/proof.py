@@ -122,9 +122,8 @@ def find_untested(
         degrees: the degrees in the loss scale.
         decided: the flags by which a step is applied.
     """
-    nodes = tuple(nodes)
-    multiples, tested, alone = dict[ir.Value, None](), set(checked), {scale}
-    for node in nodes:
+    multiples, plain, tested, alone = dict[ir.Value, None](), set[ir.Value](), set(checked), {scale}
+    for node in (nodes := tuple(nodes)):
         is_alone = not alone.isdisjoint(node.inputs) and all(
             value in alone or constant_tensor(value) is not None for value in operands_of(node)
         )
@@ -137,7 +136,9 @@ def find_untested(
                 tested.add(value)
             elif degree not in (0, ZERO) or (is_alone and is_float(value)):
                 multiples[value] = None
-    for value, loss in find_lost(nodes, scale, tested - alone, degrees).items():
+            if degree in (0, ZERO) and is_float(value):
+                plain.add(value)
+    for value, loss in find_lost(nodes, scale, tested - alone, plain).items():
         yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
     stop = {*tested, *decided}
     reached = reach(nodes, [value for value in multiples if value not in stop], stop)

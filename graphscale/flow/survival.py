@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import onnx_ir as ir
 
-from graphscale.flow.degree import ZERO, Degree
 from graphscale.flow.interpreter import Domain, Flow
 from graphscale.graph.values import (
     captured_values,
@@ -179,10 +177,7 @@ def _losing(survival: Survival, kinds: Fate) -> Fate:
 
 
 def find_lost(
-    nodes: Iterable[ir.Node],
-    scale: ir.Value,
-    checked: Iterable[ir.Value],
-    degrees: Mapping[ir.Value, Degree] = MappingProxyType({}),
+    nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value], plain: Container[ir.Value] = ()
 ) -> dict[ir.Value, Loss]:
     """Find the tested values that may be wrong and finite because a multiple of the loss scale above overflowed.
 
@@ -190,15 +185,12 @@ def find_lost(
         nodes: the nodes of a main graph, in execution order, without those of the update rule.
         scale: the loss scale.
         checked: the tested values.
-        degrees: the degrees of multiples of the scale: what follows from a tested one may overflow again.
+        plain: numbers without a power of the scale; of finite numbers, others may overflow where the original does not.
 
     Returns:
         for each such value, the first node that makes an overflow finite.
     """
-    nodes = tuple(nodes)
-    # Values inside bodies may be multiples.
-    plain = {value for node in nodes for value in node.outputs if value not in degrees and is_float(value)}
-    domain = _TestedDomain(frozenset(checked), degrees, plain if degrees else set())
+    domain = _TestedDomain(frozenset(checked), plain)
     Flow(domain, {scale: SCALE}).visit_all(nodes)
     return domain.lost
 
@@ -206,18 +198,15 @@ def find_lost(
 class _TestedDomain(SurvivalDomain):
     """The effects of overflows on a step that is applied, whose tested values are finite."""
 
-    def __init__(
-        self, tested: Container[ir.Value], degrees: Mapping[ir.Value, Degree], plain: Container[ir.Value]
-    ) -> None:
+    def __init__(self, tested: Container[ir.Value], plain: Container[ir.Value]) -> None:
         super().__init__(KINDS)
-        self._tested, self._degrees, self._plain = tested, degrees, plain
+        self._tested, self._plain = tested, plain
         self.lost: dict[ir.Value, Loss] = {}
 
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
         effects = super().transfer(node, operands)
         if any(effect.fate for effect in operands):
             return effects
-        # Of finite numbers, only a multiple of the scale overflows where the original does not.
         return [FINITE if v in self._plain else effect for v, effect in zip(node.outputs, effects, strict=True)]
 
     def _is_scale(self, node: ir.Node, operands: Sequence[Effect]) -> bool:
@@ -228,4 +217,4 @@ class _TestedDomain(SurvivalDomain):
             return element
         if element.loss is not None:
             self.lost[value] = element.loss
-        return SCALE if self._degrees.get(value, 0) not in (0, ZERO) else FINITE
+        return FINITE if value in self._plain else SCALE

@@ -80,11 +80,11 @@ def _prove_flag(pair: Pair, relation: Relation) -> Iterator[Check]:
     degrees, _ = scale_degrees(step.graph, step.scale.value)
     decided = [value for value in (flag, step.scale.stuck) if value is not None]
     missed = find_untested(step.graph, step.scale.value, tested, results, degrees, decided)
-    yield Check.proved(names[0], missed, f"all that {len(results)} results read of it reaches {flag.name!r}")
+    yield Check.proved(names[0], missed, f"{len(results)} results read no multiple that {flag.name!r} does not test")
     # Between different results, no operation has its certain counterpart.
     status = UNPROVED if relation.differs else FAILS
     unchecked = find_unchecked(pair, relation, tested, degrees)
-    what = f"{len(pair.analysis.terms)} terms past all gradients, and all sums in float16"
+    what = f"all sums in float16, and {len(pair.analysis.terms)} terms past all gradients"
     yield Check.proved(names[1], unchecked, what, status)
     others = find_other_conditions(flag, reach(step.graph, [step.scale.value]))
     conditions = [f"{flag.name!r} depends on {value.name!r}, which is no test of a gradient" for value in others]
