@@ -80,9 +80,7 @@ def prove(
             raise ProofError("whether the step is applied would not depend on the finite check")
         _prove_guards(nodes, condition, guarded or {})
         # A branch need not read all its captures: a capture does not prove that the check reads a gradient.
-        above = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
-        if not above.issuperset(checked):
-            above = ancestors([all_finite], operands=inputs_of)  # some are met only above others
+        above = ancestors([all_finite], operands=inputs_of)
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
@@ -109,10 +107,8 @@ def find_untested(
 ) -> Iterator[str]:
     """Yield the overflows that may not reach the finite check, with the reasons, and the results beside it.
 
-    An overflow of any multiple of the loss scale must make the tested values that depend on it non-finite; results must
-    not depend on a multiple but through tested values. The scale itself, its reciprocal and their products with
-    constants are no such multiples. Behind a test, views and casts to a wider type need no other one; a narrower type
-    may overflow again.
+    Results may depend on multiples of the scale through tested values alone, their views and casts to a wider type. The
+    scale itself, its reciprocal and their products with constants are no such multiples.
 
     Args:
         nodes: the nodes of a main graph, in execution order.
