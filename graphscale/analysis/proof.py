@@ -142,8 +142,7 @@ def find_untested(
         if value in reached:
             above = ancestors([value], stop=lambda each: each in stop, operands=operands_of)
             passed = next((each for each in reversed(multiples) if each in above), value)
-            reads = "is a multiple" if passed is value else f"reads the multiple {passed.name!r}"
-            yield f"{value.name!r} {reads} of the scale, which no finite check tests"
+            yield f"the multiple {passed.name!r} of the scale reaches {value.name!r}, and no finite check tests it"
 
 
 def scale_degrees(

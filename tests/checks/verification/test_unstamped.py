@@ -72,7 +72,7 @@ def test_check_before_a_narrowing_cast() -> None:
     )
     assert right.ok
     (failure,) = wrong.failures
-    assert "'m1_next' reads the multiple 'dw1_back' of the scale, which no finite check tests" in failure.detail
+    assert "the multiple 'dw1_back' of the scale reaches 'm1_next', and no finite check tests it" in failure.detail
 
 
 def test_rule_that_reads_the_old_count() -> None:
