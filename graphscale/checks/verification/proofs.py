@@ -211,10 +211,9 @@ def _find_rule_faults(pair: Pair) -> Iterator[str]:
             yield f"{state.name!r} has no next value"
     own = {*scale.states.values(), *([] if pair.step.all_finite is None else [pair.step.all_finite])}
     sources = (*graph.inputs, *graph.initializers.values())
-    others = {value for value in sources if value not in own and constant_tensor(value) is None}
+    others = [value for value in sources if value not in own and constant_tensor(value) is None]
     following = set(scale.next.values())
-    reached = reach(graph, others, own)
-    if not following.isdisjoint(reached):
+    if not following.isdisjoint(reach(graph, others, own)):
         above = ancestors(following, stop=own.__contains__)
         yield from (f"the update rule reads {value.name!r}" for value in others if value in above)
     if pair.step.all_finite not in ancestors(following):

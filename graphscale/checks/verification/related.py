@@ -44,7 +44,6 @@ def prove_relation(pair: Pair, *, exact: bool) -> tuple[list[Check], Relation]:
         return [Relation(pair.original, model, (no_numbers, case), pair.states, rounds=rounds) for case in cases]
 
     model, analysis = pair.lowered or pair.step.model, pair.analysis
-    moved = [] if pair.translation is None else [*_find_moved(pair.original.graph, model.graph)]
     relations = compare(model, rounds=False)
     found = exactly = [each for case in relations for each in case.find_differences()]
     if exactly:
@@ -54,11 +53,11 @@ def prove_relation(pair: Pair, *, exact: bool) -> tuple[list[Check], Relation]:
     status = FAILS if any(case.scaled for case in relations) else UNPROVED
     what = f"{len(pair.original.graph.outputs)} outputs and {len(pair.states)} states follow from the same operators"
     layouts = ", up to layouts and rounding" if exactly else ""
-    checks = [Check.proved(RELATION, [*moved, *found], what + layouts, status)]
+    checks = [Check.proved(RELATION, found, what + layouts, status)]
     if pair.wide is not None:
         checks.append(_compare_with_float32(pair, pair.wide))
     if not exact and pair.translation is not None and pair.translation.graph:
-        checks.append(_compare_with_expected(pair, pair.translation.expected))
+        checks.append(_compare_with_expected(pair.step.model, pair.translation.expected))
     if pair.lowered is not None:
         relations = compare(pair.step.model, rounds=bool(exactly))
     relation = relations[0]
@@ -98,19 +97,21 @@ def _compare_with_float32(pair: Pair, wide: ir.Model) -> Check:
     return Check.proved("equal to the float32 original", found, what, UNPROVED)
 
 
-def _compare_with_expected(pair: Pair, expected: ir.Model) -> Check:
-    """Compare all outputs and written states with those of the original scaled again.
+def _compare_with_expected(step: ir.Model, expected: ir.Model) -> Check:
+    """Compare all inputs, outputs and written states with those of the original scaled again.
 
     So the update rule and the finite check are the policy's, in any spelling: a check that also refuses finite
     gradients would not change an applied step.
     """
-    graph, further = (pair.lowered or pair.step.model).graph, list[str]()
+    others = list[str]()
     for kind in ("inputs", "outputs"):
-        names = {value.name for value in getattr(expected.graph, kind)}
-        further += [f"{v.name!r} is one of the {kind}" for v in getattr(graph, kind) if v.name not in names]
-    differences = Relation(expected, pair.lowered or pair.step.model, rounds=True).find_differences()
+        names, wanted = ([value.name for value in getattr(model.graph, kind)] for model in (step, expected))
+        others += [f"{name!r} is a further one of the {kind}" for name in names if name not in wanted]
+        pairs = zip([n for n in wanted if n in names], [n for n in names if n in wanted], strict=False)
+        others += [f"{name!r} is not in its place among the {kind}" for name, at in pairs if name != at]
+    differences = Relation(expected, step, rounds=True).find_differences()
     what = f"{len(expected.graph.outputs)} outputs are those of the policy's step"
-    return Check.proved("equal to the original scaled again", [*further, *differences], what, UNPROVED)
+    return Check.proved("equal to the original scaled again", [*others, *differences], what, UNPROVED)
 
 
 def _applied(pair: Pair, model: ir.Model) -> list[Given]:
@@ -133,19 +134,6 @@ def _fill(value: ir.Value, number: float) -> np.ndarray:
     tensor, dtype = constant_tensor(value), own_dtype(value) or ir.DataType.FLOAT
     shape = tuple(tensor.shape.numpy()) if tensor is not None else (1,) * len(value.shape or ())
     return np.full(shape, number, dtype.numpy())
-
-
-def _find_moved(original: ir.Graph, found: ir.Graph) -> Iterator[str]:
-    """Yield the first input or output of the original that has another place among those of the file."""
-    for kind in ("inputs", "outputs"):
-        wanted, names = ([value.name for value in getattr(graph, kind)] for graph in (original, found))
-        present = [name for name in wanted if name in names]
-        order = [name for name in names if name in present]
-        yield from (
-            f"{name!r} is not in its place among the {kind}"
-            for name, at in zip(present, order, strict=False)  # a damaged file names one twice
-            if name != at
-        )
 
 
 # --- values past the gradients ----------------------------------------------------------------------------------------
