@@ -125,7 +125,7 @@ class Relation:
             a sentence for each, and the number of casts to the small type.
         """
         first, second = self.first, self.second
-        terms = {number.term for value, number in first.numbered() if value.name in allowed}
+        terms = {number.term for value, number in first.results if value.name in allowed}
         return second.find_wide(terms)
 
     def _compare(self, name: str, wanted: Number, found: Number | None) -> Iterator[str]:
@@ -177,22 +177,17 @@ class Side:
         outputs: the numbers of its outputs by name.
         written: the next values of the states that are written in place, by the state's name.
         graph: its main graph.
-        nodes: its nodes, those of bodies included.
         of: the number of a value.
-        terms: all terms from which they follow.
+        results: the results of all nodes, those of bodies included, with their numbers.
+        terms: all terms from which the outputs and the written states follow.
     """
 
     def __init__(self, graph: ir.Graph, numbers: Numbering) -> None:
-        self.graph, self._numbers = graph, numbers
-        self.nodes, self.of = tuple(graph.all_nodes()), numbers.of
+        self.graph, self.of, self._numbers = graph, numbers.of, numbers
+        self.results = [(value, numbers.of(value)) for node in graph.all_nodes() for value in node.outputs]
         self.outputs = {value.name or "": numbers.of(value) for value in graph.outputs}
         self.written = dict(self._writes())
         self.terms = set(numbers.terms.below(n.term for n in (*self.outputs.values(), *self.written.values())))
-
-    @functools.cached_property
-    def numbers(self) -> set[Number]:
-        """The numbers of all results of its nodes."""
-        return {self.of(value) for node in self.nodes for value in node.outputs}
 
     @functools.cached_property
     def _by_name(self) -> Mapping[str, ir.Value]:
@@ -208,7 +203,7 @@ class Side:
         return {name: self.of(value).term for name, value in self._by_name.items()}
 
     def _writes(self) -> Iterator[tuple[str, Number]]:
-        terms, of = self._numbers.terms, self._numbers.of
+        terms, of = self._numbers.terms, self.of
         for node in nodes_with(self.graph, Trait.ACCUMULATOR):
             state, value, flag = node.inputs[0], node.inputs[1], input_at(node, 2)
             assert state is not None and value is not None
@@ -220,15 +215,10 @@ class Side:
                 number = Number(terms.add(key, state.dtype), number.degree)
             yield state.name or "", number
 
-    def numbered(self) -> Iterator[tuple[ir.Value, Number]]:
-        """Yield the results of all nodes with their numbers."""
-        for node in self.graph.all_nodes():
-            yield from ((value, self._numbers.of(value)) for value in node.outputs)
-
     def find_wide(self, allowed: Container[int]) -> tuple[list[str], int]:
         """Find casts and operators of mixed precision; `allowed` are the terms that may be rounded."""
-        of = self._numbers.of
-        scaled = {number.term for _, number in self.numbered() if number.degree not in (0, ZERO)}
+        of = self.of
+        scaled = {number.term for _, number in self.results if number.degree not in (0, ZERO)}
         outputs, found, count = set(self.graph.outputs), list[str](), 0
 
         def may_round(value: ir.Value) -> bool:
@@ -263,7 +253,7 @@ class Side:
     @functools.cached_property
     def _names(self) -> dict[int, str | None]:
         values = [value for node in self.graph for value in node.outputs]
-        return {self._numbers.of(value).term: value.name for value in reversed(values)}
+        return {self.of(value).term: value.name for value in reversed(values)}
 
 
 def _copy(model: ir.Model) -> ir.Model:
