@@ -190,7 +190,7 @@ def find_lost(
     Returns:
         for each such value, the first node that makes an overflow finite.
     """
-    domain = _TestedDomain(frozenset(checked), plain)
+    domain = _TestedDomain(frozenset(checked), plain, scale.graph)
     Flow(domain, {scale: SCALE}).visit_all(nodes)
     return domain.lost
 
@@ -198,9 +198,11 @@ def find_lost(
 class _TestedDomain(SurvivalDomain):
     """The effects of overflows on a step that is applied, whose tested values are finite."""
 
-    def __init__(self, tested: Container[ir.Value], plain: Container[ir.Value]) -> None:
+    def __init__(
+        self, tested: Container[ir.Value], plain: Container[ir.Value], graph: ir.Graph | ir.Function | None
+    ) -> None:
         super().__init__(KINDS)
-        self._tested, self._plain = tested, plain
+        self._tested, self._plain, self._graph = tested, plain, graph
         self.lost: dict[ir.Value, Loss] = {}
 
     def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
@@ -210,7 +212,9 @@ class _TestedDomain(SurvivalDomain):
         return [FINITE if v in self._plain else effect for v, effect in zip(node.outputs, effects, strict=True)]
 
     def _is_scale(self, node: ir.Node, operands: Sequence[Effect]) -> bool:
-        return not any(value in self._tested for value in node.inputs) and super()._is_scale(node, operands)
+        # In a body, an argument may be a tested multiple.
+        is_alone = node.graph is self._graph and not any(value in self._tested for value in node.inputs)
+        return is_alone and super()._is_scale(node, operands)
 
     def write(self, value: ir.Value, element: Effect) -> Effect:
         if value not in self._tested:
