@@ -18,9 +18,20 @@ from graphscale.flow.interpreter import Flow
 from graphscale.flow.outcome import Outcomes, is_kept
 from graphscale.flow.support import depends_on, reach
 from graphscale.flow.survival import find_lost
-from graphscale.graph.values import Use, all_nodes, inputs_of, node_name, operand_at, operands_of
+from graphscale.graph.types import holds_all
+from graphscale.graph.values import (
+    Use,
+    all_nodes,
+    constant_tensor,
+    inputs_of,
+    is_float,
+    node_name,
+    operand_at,
+    operands_of,
+    own_dtype,
+)
 from graphscale.graph.walks import ancestors
-from graphscale.operators import Trait, nodes_with, rule_of
+from graphscale.operators import Trait, has_trait, nodes_with, rule_of
 
 __all__ = ["find_untested", "prove", "scale_degrees", "scaled_contractions"]
 
@@ -69,13 +80,13 @@ def prove(
             raise ProofError("whether the step is applied would not depend on the finite check")
         _prove_guards(nodes, condition, guarded or {})
         # A branch need not read all its captures: a capture does not prove that the check reads a gradient.
-        above = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
-        if not above.issuperset(checked):
-            above = ancestors([all_finite], operands=inputs_of)  # some are met only above others
+        above = ancestors([all_finite], operands=inputs_of)
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
-        for fault in find_untested(graph, scale, frozenset(checked), rule_nodes, exempt):
+        results = {value: None for value in graph.outputs if value not in exempt}
+        results |= {value: None for node in nodes_with(others, Trait.EFFECT) for value in operands_of(node)}
+        for fault in find_untested(others, scale, frozenset(checked), results, degrees):
             raise ProofError(fault)
     if nodes_with(nodes, Trait.ACCUMULATOR):
         from graphscale.analysis.hazards import find_unordered_readers  # few targets write in place
@@ -87,34 +98,51 @@ def prove(
 
 
 def find_untested(
-    graph: ir.Graph,
+    nodes: Iterable[ir.Node],
     scale: ir.Value,
     checked: Collection[ir.Value],
-    rule_nodes: Container[ir.Node] = (),
-    exempt: Container[ir.Value] = (),
+    results: Iterable[ir.Value],
+    degrees: Mapping[ir.Value, Degree],
+    decided: Iterable[ir.Value] = (),
 ) -> Iterator[str]:
-    """Yield the overflows that may not reach the finite check, with the reasons, and the gradients beside it.
+    """Yield the overflows that may not reach the finite check, with the reasons, and the results beside it.
 
-    An overflow of any multiple of the loss scale must make the tested values that depend on it non-finite; outputs and
-    effects must not depend on the scale but through tested values.
+    Results may depend on multiples of the scale through tested values alone, their views and casts to a wider type. The
+    scale itself, its reciprocal and their products with constants are no such multiples.
 
     Args:
-        graph: the main graph.
+        nodes: the nodes of a main graph, in execution order.
         scale: the loss scale.
         checked: the tested values.
-        rule_nodes: the nodes of the update rule, which are left out.
-        exempt: outputs that are scaled on purpose.
+        results: outputs, and operands with an effect.
+        degrees: the degrees in the loss scale.
+        decided: the flags by which a step is applied.
     """
-    nodes = [node for node in graph if node not in rule_nodes]
-    for value, loss in find_lost(nodes, scale, checked).items():
+    multiples, plain, tested, alone = dict[ir.Value, None](), set[ir.Value](), set(checked), {scale}
+    for node in (nodes := tuple(nodes)):
+        is_alone = not alone.isdisjoint(node.inputs) and all(
+            value in alone or constant_tensor(value) is not None for value in operands_of(node)
+        )
+        first = node.inputs[0] if node.inputs and has_trait(node, Trait.EXACT) else None
+        for value in node.outputs:
+            degree = degrees.get(value, 0)
+            if is_alone and degree in (1, -1):
+                alone.add(value)
+            elif first in tested and holds_all(own_dtype(value), own_dtype(first)):
+                tested.add(value)
+            elif degree not in (0, ZERO) or (is_alone and is_float(value)):
+                multiples[value] = None
+            if degree in (0, ZERO) and is_float(value):
+                plain.add(value)
+    for value, loss in find_lost(nodes, scale, tested - alone, plain).items():
         yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
-    reached = reach(nodes, [scale], checked)
-    for node in nodes_with(nodes, Trait.EFFECT):
-        if not reached.isdisjoint(operands_of(node)):
-            yield f"node {node_name(node)!r} would read a gradient that is not tested for finiteness"
-    for value in graph.outputs:
-        if value in reached and value not in exempt:
-            yield f"output {value.name!r} would depend on a gradient that is not tested for finiteness"
+    stop = {*tested, *decided}
+    reached = reach(nodes, [value for value in multiples if value not in stop], stop)
+    for value in results:
+        if value in reached:
+            above = ancestors([value], stop=lambda each: each in stop, operands=operands_of)
+            passed = next((each for each in reversed(multiples) if each in above), value)
+            yield f"the multiple {passed.name!r} of the scale reaches {value.name!r}, and no finite check tests it"
 
 
 def scale_degrees(

@@ -176,18 +176,21 @@ def _losing(survival: Survival, kinds: Fate) -> Fate:
     return functools.reduce(operator.or_, (kind for kind in kinds & KINDS if survival.through(kind) & _WRONG))
 
 
-def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value]) -> dict[ir.Value, Loss]:
+def find_lost(
+    nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Value], plain: Container[ir.Value] = ()
+) -> dict[ir.Value, Loss]:
     """Find the tested values that may be wrong and finite because a multiple of the loss scale above overflowed.
 
     Args:
         nodes: the nodes of a main graph, in execution order, without those of the update rule.
         scale: the loss scale.
         checked: the tested values.
+        plain: numbers without a power of the scale; of finite numbers, others may overflow where the original does not.
 
     Returns:
         for each such value, the first node that makes an overflow finite.
     """
-    domain = _TestedDomain(frozenset(checked))
+    domain = _TestedDomain(frozenset(checked), plain, scale.graph)
     Flow(domain, {scale: SCALE}).visit_all(nodes)
     return domain.lost
 
@@ -195,14 +198,27 @@ def find_lost(nodes: Iterable[ir.Node], scale: ir.Value, checked: Iterable[ir.Va
 class _TestedDomain(SurvivalDomain):
     """The effects of overflows on a step that is applied, whose tested values are finite."""
 
-    def __init__(self, tested: Container[ir.Value]) -> None:
+    def __init__(
+        self, tested: Container[ir.Value], plain: Container[ir.Value], graph: ir.Graph | ir.Function | None
+    ) -> None:
         super().__init__(KINDS)
-        self._tested = tested
+        self._tested, self._plain, self._graph = tested, plain, graph
         self.lost: dict[ir.Value, Loss] = {}
+
+    def transfer(self, node: ir.Node, operands: Sequence[Effect]) -> Sequence[Effect]:
+        effects = super().transfer(node, operands)
+        if any(effect.fate for effect in operands):
+            return effects
+        return [FINITE if v in self._plain else effect for v, effect in zip(node.outputs, effects, strict=True)]
+
+    def _is_scale(self, node: ir.Node, operands: Sequence[Effect]) -> bool:
+        # In a body, an argument may be a tested multiple.
+        is_alone = node.graph is self._graph and not any(value in self._tested for value in node.inputs)
+        return is_alone and super()._is_scale(node, operands)
 
     def write(self, value: ir.Value, element: Effect) -> Effect:
         if value not in self._tested:
             return element
         if element.loss is not None:
             self.lost[value] = element.loss
-        return FINITE
+        return FINITE if value in self._plain else SCALE

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from graphscale.analysis.proof import find_untested
+from graphscale.analysis.proof import find_untested, scale_degrees
 from graphscale.flow.survival import Loss, find_lost
 from graphscale.graph.values import node_name, values_by_name
 from graphscale.operators import Fate
@@ -179,12 +179,34 @@ def test_the_scale_itself_does_not_overflow() -> None:
     assert lost(model("inverse = Reciprocal(scale) u = Mul(scaled, inverse) g = Mul(u, scale)")) == {}
 
 
+TRIPLED = "g = Loop(rounds, always, scaled) <body = a (int64 n, bool go, float[2,4] c) => (bool going, float[2,4] d) "
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_lost"),
+    [
+        ("g = Relu(scaled)", False),
+        ("n = Neg(scaled) g = Relu(n)", True),  # any operator may overflow
+        ("m = MatMul(scaled, v) g = Relu(m)", True),
+        ("m = MatMul(scaled, v) g = Neg(m)", False),
+        (TRIPLED + "{ going = Identity(go) t = Constant<value_float = 3.0>() m = Mul(c, t) d = Relu(m) }>", True),
+    ],
+)
+def test_what_follows_from_a_tested_multiple_may_overflow(nodes: str, is_lost: bool) -> None:
+    assert ("dw" in lost(model(nodes), "scaled", "dw")) is is_lost
+
+
 def test_the_proof_names_value_and_node() -> None:
     graph = ir.from_proto(model("[bound] g = Clip(scaled, zero)")).graph
     values = values_by_name(graph)
-    (fault,) = find_untested(graph, values["scale"], {values["dw"]}, exempt=graph.outputs)
+    degrees, _ = scale_degrees(graph, values["scale"])
+
+    def faults(*checked: str) -> list[str]:
+        return [*find_untested(graph, values["scale"], {values[name] for name in checked}, (), degrees)]
+
+    (fault,) = faults("dw")
     assert "finite check of 'dw': Clip of node 'bound' may make infinity and minus infinity" in fault
-    assert not [*find_untested(graph, values["scale"], {values["scaled"], values["dw"]}, exempt=graph.outputs)]
+    assert not faults("scaled", "dw")
 
 
 def test_the_time_is_linear() -> None:

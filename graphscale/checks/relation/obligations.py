@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx_ir as ir
 
 from graphscale.checks.relation.relate import Relation, Side
-from graphscale.checks.relation.terms import Number, Operation
+from graphscale.checks.relation.terms import Number
 from graphscale.flow.degree import ZERO
 from graphscale.graph.values import is_float, node_name
 from graphscale.operators import Trait, has_trait
@@ -35,13 +35,11 @@ def _find_scaled_terms(relation: Relation) -> set[int]:
     A sum in one operator with its contraction, such as a Gemm, has a value for the sum alone: terms without a value
     carry the scale with the value around them.
     """
-    numbers = relation.second.numbers
+    numbers = [number for _, number in relation.second.results]
     valued, found = {number.term for number in numbers}, {number.term for number in numbers if number.degree != 0}
     pending = [*found]
     for term in pending:
-        key = relation.terms.keys[term]
-        operands = key.operands if isinstance(key, Operation) else ()
-        more = {each for each in operands if each is not None and each not in valued and each not in found}
+        more = {*relation.terms.operands(term)} - valued - found
         found |= more
         pending += more
     return found
@@ -65,9 +63,8 @@ def find_misplaced(
     for node, value, number in _find_entries(relation.second, scale):
         pending = [number.term]
         for term in pending:
-            key = relation.terms.keys[term]
-            if term not in decided and isinstance(key, Operation):
-                pending += {each for each in key.operands if each is not None}.difference(pending)
+            if term not in decided:
+                pending += {*relation.terms.operands(term)}.difference(pending)
         if fed.intersection(pending) and late.isdisjoint(pending):
             yield f"the scale enters at {value.name!r} of {node_name(node)!r}, a value of a forward pass"
 

@@ -72,6 +72,8 @@ class Relation:
         terms: the table.
         first: the numbers of the first model.
         second: those of the second.
+        differs: True if a result was found to differ.
+        scaled: True if one was found to differ by a power of the scale alone.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Relation:
         rounds: bool = False,
         narrow: ir.DataType | None = None,
     ) -> None:
-        self._explained = 0
+        self._explained, self.differs, self.scaled = 0, False, False
         self.terms, models, self._states = Terms(), (_copy(first), _copy(second)), states
         inputs = {value.name for value in models[1].graph.inputs}
         # A state that is an initializer becomes an input of the scaled graph.
@@ -123,10 +125,11 @@ class Relation:
             a sentence for each, and the number of casts to the small type.
         """
         first, second = self.first, self.second
-        terms = {number.term for value, number in first.numbered() if value.name in allowed}
+        terms = {number.term for value, number in first.results if value.name in allowed}
         return second.find_wide(terms)
 
     def _compare(self, name: str, wanted: Number, found: Number | None) -> Iterator[str]:
+        self.differs = self.differs or found is None or found.term != self._as_wide(wanted.term, found.term)
         if found is None:
             yield f"{name!r} is gone"
         elif found.term != self._as_wide(wanted.term, found.term):
@@ -135,6 +138,7 @@ class Relation:
             reason = f": {self._explain(wanted.term, found.term)}" if is_shown else ""
             yield f"{name!r} is computed in another way{reason}"
         elif found.degree != wanted.degree and found.degree not in (0, ZERO):
+            self.scaled = True
             yield f"{name!r} carries the loss scale to the power {found.degree:g}"
 
     def _as_wide(self, term: int, found: int) -> int:
@@ -173,22 +177,17 @@ class Side:
         outputs: the numbers of its outputs by name.
         written: the next values of the states that are written in place, by the state's name.
         graph: its main graph.
-        nodes: its nodes, those of bodies included.
         of: the number of a value.
-        terms: all terms from which they follow.
+        results: the results of all nodes, those of bodies included, with their numbers.
+        terms: all terms from which the outputs and the written states follow.
     """
 
     def __init__(self, graph: ir.Graph, numbers: Numbering) -> None:
-        self.graph, self._numbers = graph, numbers
-        self.nodes, self.of = tuple(graph.all_nodes()), numbers.of
+        self.graph, self.of, self._numbers = graph, numbers.of, numbers
+        self.results = [(value, numbers.of(value)) for node in graph.all_nodes() for value in node.outputs]
         self.outputs = {value.name or "": numbers.of(value) for value in graph.outputs}
         self.written = dict(self._writes())
         self.terms = set(numbers.terms.below(n.term for n in (*self.outputs.values(), *self.written.values())))
-
-    @functools.cached_property
-    def numbers(self) -> set[Number]:
-        """The numbers of all results of its nodes."""
-        return {self.of(value) for node in self.nodes for value in node.outputs}
 
     @functools.cached_property
     def _by_name(self) -> Mapping[str, ir.Value]:
@@ -204,7 +203,7 @@ class Side:
         return {name: self.of(value).term for name, value in self._by_name.items()}
 
     def _writes(self) -> Iterator[tuple[str, Number]]:
-        terms, of = self._numbers.terms, self._numbers.of
+        terms, of = self._numbers.terms, self.of
         for node in nodes_with(self.graph, Trait.ACCUMULATOR):
             state, value, flag = node.inputs[0], node.inputs[1], input_at(node, 2)
             assert state is not None and value is not None
@@ -216,15 +215,10 @@ class Side:
                 number = Number(terms.add(key, state.dtype), number.degree)
             yield state.name or "", number
 
-    def numbered(self) -> Iterator[tuple[ir.Value, Number]]:
-        """Yield the results of all nodes with their numbers."""
-        for node in self.graph.all_nodes():
-            yield from ((value, self._numbers.of(value)) for value in node.outputs)
-
     def find_wide(self, allowed: Container[int]) -> tuple[list[str], int]:
         """Find casts and operators of mixed precision; `allowed` are the terms that may be rounded."""
-        of = self._numbers.of
-        scaled = {number.term for _, number in self.numbered() if number.degree not in (0, ZERO)}
+        of = self.of
+        scaled = {number.term for _, number in self.results if number.degree not in (0, ZERO)}
         outputs, found, count = set(self.graph.outputs), list[str](), 0
 
         def may_round(value: ir.Value) -> bool:
@@ -259,7 +253,7 @@ class Side:
     @functools.cached_property
     def _names(self) -> dict[int, str | None]:
         values = [value for node in self.graph for value in node.outputs]
-        return {self._numbers.of(value).term: value.name for value in reversed(values)}
+        return {self.of(value).term: value.name for value in reversed(values)}
 
 
 def _copy(model: ir.Model) -> ir.Model:

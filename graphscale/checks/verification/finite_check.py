@@ -45,8 +45,8 @@ _COMPARES = {
 _OF_FIRST |= {"Squeeze", "Tile", "Transpose", "Unsqueeze", "ExpandDims"}
 
 
-def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[ir.Value]:
-    """Find the values whose NaN and infinite elements provably make a flag false; the search stops at some values."""
+def find_tested_values(all_finite: ir.Value) -> set[ir.Value]:
+    """Find the values whose NaN and infinite elements provably make a flag false."""
     # This is no walk of graph.walks: a value is visited again when more of its numbers are found to be noticed.
     seen: dict[ir.Value, int] = {}
     pending = list(_leaves(all_finite, good=True))
@@ -56,8 +56,7 @@ def find_tested_values(all_finite: ir.Value, stop: frozenset[ir.Value]) -> set[i
         if noticed | known == known:
             continue
         seen[value] = noticed | known
-        if value not in stop:
-            pending.extend(_operands(value, seen[value]))
+        pending.extend(_operands(value, seen[value]))
     return {value for value, noticed in seen.items() if noticed == _BOTH}
 
 

@@ -7,9 +7,10 @@ import functools
 from collections import Counter
 from collections.abc import Mapping
 
+import onnx
 import onnx_ir as ir
 
-from graphscale.analysis.hints import Hints
+from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.report_reading import read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
@@ -20,23 +21,24 @@ from graphscale.checks.translation.validation import Translation, find_scaled_lo
 from graphscale.checks.verification.rounding_noise import find_small_types
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
 from graphscale.graph.diagnosis import find_rejection
+from graphscale.graph.inference import infer_types
 from graphscale.graph.order import check_order
 from graphscale.graph.original import outline
-from graphscale.graph.stamp import Stamp, is_scaled
+from graphscale.graph.stamp import Stamp, has_lost_stamp, is_scaled
 from graphscale.graph.values import is_source, uses_of, value_label, values_by_name
 from graphscale.lowering.lower_model import is_lowered, plain_form
 from graphscale.operators import Trait, nodes_with, written_inputs
-from graphscale.passes import CheckFinite, replace_training_ops
+from graphscale.passes import CheckFinite, LowerTrainingOps, replace_training_ops
 from graphscale.passes.lower_precision import find_roundable
 from graphscale.passes.nodes.update_rule import DOMAIN, FUNCTION
 from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy, open_copy_with_proto
-from graphscale.policy.loss_scale import DynamicLossScale
-from graphscale.policy.names import COUNTERS, RESULTS, ScaledValue
+from graphscale.policy.names import RESULTS, ScaledValue
 from graphscale.process.summary import few
 from graphscale.step.scaled_step import read
 from graphscale.step.training_step import Step
 from graphscale.step.understanding import understand
+from graphscale.step.unstamped_step import read_unstamped
 from graphscale.targets import get_target
 
 __all__ = ["Pair", "check_names", "open_pair", "open_scaled"]
@@ -54,7 +56,7 @@ class Pair:
         kept: the states that advance on skipped steps, too.
         nodes: `{node of the original: the same node in the scaled graph}`; where another tool changed the graph, only
             nodes with the same names.
-        proved: True if all nodes of the scaled graph are the expected ones.
+        translation: the comparison with the original scaled again; None for a step that somebody else scaled.
         small: the types below float32 in the original, in the mixed precision of the scaled one.
         notes: facts for the user.
         dtype: the type of the mixed precision that scaling put the original into; None without it.
@@ -70,13 +72,18 @@ class Pair:
     states: Mapping[str, str | None]
     kept: frozenset[str]
     nodes: Mapping[ir.Node, ir.Node]
-    proved: bool
+    translation: Translation | None
     small: frozenset[ir.DataType]
     notes: tuple[str, ...]
     dtype: str | None = None
     lowered: ir.Model | None = None
     wide: ir.Model | None = None
     roundable: frozenset[str] = frozenset()
+
+    @property
+    def proved(self) -> bool:
+        """True if all nodes of the scaled graph are the expected ones."""
+        return self.translation is not None and not self.translation.graph
 
     @functools.cached_property
     def written(self) -> frozenset[str]:
@@ -145,13 +152,13 @@ def _quotient(gradient: ir.Value, scale: ir.Value) -> ir.Value | None:
     return None
 
 
-def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Translation]:
-    """Read both graphs, analyse the original, and scale it again.
+def open_pair(original: Model, scaled: Model, hints: Hints) -> Pair:
+    """Read both graphs, analyse the original, and scale it again if the scaled file carries a stamp.
 
     Raises:
         VerifyError: the graphs do not belong together.
         AlreadyScaledError: the original carries a loss scale.
-        GraphscaleError: a graph cannot be read, or the original cannot be scaled.
+        GraphscaleError: a graph cannot be read, the original cannot be scaled, or the other one has no loss scale.
     """
     first, first_name = open_copy(original)
     if is_scaled(first):
@@ -159,14 +166,17 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
             f"{first_name} carries a loss scale; the original comes first: verify ORIGINAL SCALED (or, of a split "
             "step, verify STEP GRADS UPDATE)"
         )
-    step, second_name = open_scaled(scaled)
-    second, stamp = step.model, step.stamp
+    check_order(first.graph, first_name)
+    second, second_name, proto = open_copy_with_proto(scaled)
+    if not is_scaled(second) and not has_lost_stamp(second):
+        return _open_unstamped(first, second, second_name, hints)
+    step = _read_step(second, second_name, proto)
+    stamp = step.stamp
     if ScaledValue.LOSS not in stamp.names or ScaledValue.WINDOW_FINITE in stamp.names:
         raise VerifyError(
             f"{second_name} is one of the models of an artifact folder, which work on one state; pass both folders: "
             "verify ORIGINAL_FOLDER SCALED_FOLDER"
         )
-    check_order(first.graph, first_name)
     misfit = _find_misfit(first.graph, second.graph)
     if misfit is not None:
         what = f"{second_name} is not {first_name} scaled: {misfit}"
@@ -194,16 +204,40 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> tuple[Pair, Trans
         step=read(second, second_name),
         analysis=found,
         states=_find_states(found),
-        kept=frozenset(update.input.name or "" for update in found.states if update.kept),
+        kept=_find_kept(found),
         nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
-        proved=not translation.graph,
+        translation=translation,
         small=find_small_types(first.graph),
         notes=tuple(notes),
         dtype=None if mixed is None else str(mixed.dtype),
         lowered=lowered,
         wide=wide,
         roundable=roundable,
-    ), translation
+    )
+
+
+def _open_unstamped(first: ir.Model, second: ir.Model, name: str, hints: Hints) -> Pair:
+    """Analyse an original, and find the loss scale in a step that somebody else scaled."""
+    check_order(second.graph, name)
+    for model in (first, second):
+        prepare(model, hints if model is first else NO_HINTS)
+        infer_types(model)  # other tools leave types out
+    if not LowerTrainingOps.applies(second):
+        replace_training_ops(first, get_target("onnx"))
+    found = understand(first, hints)
+    step = read_unstamped(second, found, name)
+    flag = "" if step.all_finite is None else f", {step.all_finite.name!r} its finite flag"
+    return Pair(
+        original=first,
+        step=step,
+        analysis=found,
+        states=_find_states(found),
+        kept=_find_kept(found),
+        nodes={},
+        translation=None,
+        small=find_small_types(first.graph),
+        notes=(f"somebody else scaled this file: {step.scale.value.name!r} is its loss scale{flag}",),
+    )
 
 
 def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:
@@ -251,6 +285,10 @@ def open_scaled(scaled: Model) -> tuple[Step, str]:
         GraphscaleError: the model cannot be read, is damaged, or is not scaled.
     """
     model, name, proto = open_copy_with_proto(scaled)
+    return _read_step(model, name, proto), name
+
+
+def _read_step(model: ir.Model, name: str, proto: onnx.ModelProto | None) -> Step:
     rejection = find_rejection(outline(model, proto))
     if rejection is not None:
         raise ModelFileError(f"{name} is damaged: {rejection}")
@@ -261,7 +299,7 @@ def open_scaled(scaled: Model) -> tuple[Step, str]:
         )
     _check_stamp(step.stamp, name)
     check_order(model.graph, name)
-    return step, name
+    return step
 
 
 def _check_stamp(stamp: Stamp, name: str) -> None:
@@ -311,32 +349,31 @@ def _find_states(found: Step) -> dict[str, str | None]:
     return states
 
 
+def _find_kept(found: Step) -> frozenset[str]:
+    return frozenset(update.input.name or "" for update in found.states if update.kept)
+
+
 def check_names(pair: Pair) -> None:
-    """Check that the metadata name all values of the scaled graph that its policy and telemetry have.
+    """Check that the metadata name all values that this version names, and that the graph has each.
 
     Raises:
         VerifyError: a value is missing; the message names the first.
     """
-    step, stamp, policy = pair.step, pair.step.stamp, pair.step.scale.policy
-    names, outputs = stamp.names, {value.name for value in step.graph.outputs}
-    wanted = [ScaledValue.LOSS_SCALE]
-    if isinstance(policy, DynamicLossScale):
-        wanted += [*policy.rule.carried(policy.state), ScaledValue.ALL_FINITE]
-        wanted += [] if policy.rule.on_stuck == "hold" else [ScaledValue.STUCK]
-    elif not pair.proved and ScaledValue.ALL_FINITE not in names and ScaledValue.LOSS_SCALE in names:
-        wanted = []  # another tool may have folded the constant
-    wanted += COUNTERS if any(role in names for role in COUNTERS) else ()
-    wanted += [ScaledValue.RANGES] if ScaledValue.RANGES in stamp.telemetry and stamp.telemetry.get("gradients") else []
-    for role in (*wanted, *(role for role in RESULTS if role in names)):
-        if role not in names:
-            raise VerifyError(f"the metadata name no value for the {role.words}")
-        if role not in step.named:
-            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
+    if pair.translation is None:  # their names come from the graph itself
+        return
+    step, names = pair.step, pair.step.stamp.names
+    outputs, expected = {value.name for value in step.graph.outputs}, pair.translation.stamp.names
     twice = next((role for role, name in names.items() if list(names.values()).count(name) > 1), None)
     if twice is not None:
         raise VerifyError(f"the metadata call {names[twice]!r} the {twice}, and something else, too")
+    # Another tool may have folded a constant scale.
+    is_folded = not pair.proved and step.all_finite is None and ScaledValue.ALL_FINITE not in expected
+    for role in (role for role in ScaledValue if role in expected or (role in RESULTS and role in names)):
+        if role not in names:
+            raise VerifyError(f"the metadata name no value for the {role.words}")
+        if role not in step.named and role != ScaledValue.LOSS and not is_folded:
+            raise VerifyError(f"there is no value {names[role]!r}, which the metadata call the {role.words}")
+        if role in RESULTS and names[role] not in outputs:
+            raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")
     if step.scale.value.dtype is not ir.DataType.FLOAT:
         raise VerifyError(f"{step.scale.value.name!r}, which the metadata call the loss scale, is no float32")
-    for role in RESULTS:
-        if role in names and names[role] not in outputs:
-            raise VerifyError(f"{names[role]!r}, which the metadata call {role!r}, is no output")

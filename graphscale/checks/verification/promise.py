@@ -9,6 +9,7 @@ from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, Check
 from graphscale.errors import InvalidLossScaleError, VerifyError, reporting
 from graphscale.policy.loss_scale import DynamicLossScale, LossScale, get_policy
+from graphscale.policy.observed_rule import ObservedLossScale
 from graphscale.process.summary import few
 
 __all__ = ["compare_expectations", "describe_promises", "find_applied", "parse_expectation"]
@@ -28,6 +29,8 @@ def describe_promises(pair: Pair) -> Iterator[str]:
     applied = find_applied(pair)
     what = "applied" if pair.step.all_finite is None else "applied once the scale is stuck" if applied else "skipped"
     yield f"a step with a non-finite gradient is {what}: {pair.step.scale.policy!r}"
+    if isinstance(pair.step.scale.policy, ObservedLossScale) and pair.step.scale.policy.rows:
+        yield f"its update rule gives: {pair.step.scale.policy.table}"
     if pair.dtype is not None:
         yield f"the file computes in {pair.dtype} where the original computes in float32"
     if pair.kept:

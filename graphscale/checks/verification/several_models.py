@@ -17,7 +17,7 @@ import onnx_ir as ir
 from graphscale.checks.translation.tensor_bits import tensor_difference
 from graphscale.checks.translation.validation import Claims, read_claims
 from graphscale.checks.verification.pair import open_scaled
-from graphscale.checks.verification.static import NO_CHECK
+from graphscale.checks.verification.proofs import NO_CHECK
 from graphscale.checks.verification.translated import compare_part, state_faults
 from graphscale.checks.verification.verify_report import SKIPPED, Check, VerifyReport
 from graphscale.errors import AlreadyScaledError, GraphscaleError, VerifyError

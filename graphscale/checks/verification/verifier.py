@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +28,21 @@ from graphscale.checks.verification.promise import (
     find_applied,
     parse_expectation,
 )
-from graphscale.checks.verification.related import relate
-from graphscale.checks.verification.static import prove_again
+from graphscale.checks.verification.proofs import prove_pair
 from graphscale.checks.verification.translated import compare_translation
-from graphscale.checks.verification.unstamped import open_unstamped, verify_unstamped
-from graphscale.checks.verification.verify_report import (
-    FAILS,
-    HOLDS,
-    SKIPPED,
-    UNPROVED,
-    Case,
-    Check,
-    VerifyReport,
-)
+from graphscale.checks.verification.trial import FaultError, Trial, UntriedError
+from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Case, Check, VerifyReport
 from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import read_npz
 from graphscale.graph.damage import name_damage
-from graphscale.lowering.lower_model import is_lowered
 from graphscale.passes import LowerTrainingOps
 from graphscale.pipeline import Model, open_copy
 
 __all__ = ["verify"]
 
-_LOWERED = "a lowered file with other nodes than this version writes: verify the step that it was lowered from"
+# The options that a step by others does not have: they are for the numbers of files with names of our own.
+_OWN = ("tolerance", "feeds", "dims", "expect_dtype", "numeric", "derivatives", "replay", "trained")
 
 
 @name_damage
@@ -161,72 +152,87 @@ def verify(
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles)
     expected_policy = parse_expectation(expect_policy)
     hints = Hints(loss, place, gradients or (), updates, answers)
-    report = _verify_several(original, scaled, loss, trained, single, progress) or _verify_unstamped(
-        original, scaled, hints, expected_policy, runs, {**single, "trained": trained}
-    )
+    report = _verify_several(original, scaled, loss, trained, single, progress)
     if report is not None:
         return report
     progress("scaling the original again", 0, 0)
     if _is_folder(original):
         original, hints = _fuse(str(original), scaled, hints)
-    pair, translation = open_pair(original, scaled, hints)
+    pair = open_pair(original, scaled, hints)
+    if pair.translation is None:
+        _refuse({**single, "trained": trained}, _OWN, "files that graphscale scaled")
     notes = [*describe_promises(pair), *pair.notes]
     found = Measurements(notes=notes, progress=progress, tolerance=tolerance)
     if case is not None:
         return _replay(found, pair, case, providers)
-    found.checks += compare_translation(translation, pair, exact=exact and not numeric, trained=trained)
-    progress("comparing with the original", 0, 0)
-    found.checks += relate(pair, translation, exact=exact, numeric=numeric)
+    if pair.translation is not None:
+        found.checks += compare_translation(pair.translation, pair, exact=exact and not numeric, trained=trained)
     found.checks += compare_expectations(pair, expected_policy, expect_dtype)
     try:
         check_names(pair)
     except VerifyError as error:
         return VerifyReport((*found.checks, Check("named values", FAILS, str(error), True)), tuple(notes))
     progress("proving the scaled graph", 0, 0)
-    found.checks += _prove(pair, exact=exact, numeric=numeric)
+    found.checks += prove_pair(pair, exact=exact, numeric=numeric)
     if derivatives:
         progress("comparing gradients with slopes", 0, 0)
         found.checks.append(_compare_with_slopes(original, given, hints, seed, dims or {}))
-    if runs:
-        drawn = (pair.original, pair.states, pair.analysis.loss, given, dims or {})
-        feeder, others = Feeder(*drawn), None
-        if feeder.chosen:
-            with contextlib.suppress(VerifyError):
-                others = Feeder(*drawn, size=SIZE + 3)
-        try:
-            with contextlib.closing(Bench(pair, providers)) as bench:
-                measure(found, bench, feeder, others, runs=runs, seed=seed)
-        except VerifyError as error:
-            if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
-                raise
-            found.checks.append(Check("numbers", FAILS, str(error)))
+    if runs and pair.translation is None:
+        found.checks.append(_try(pair))
+        found.runs = 1
+    elif runs:
+        _measure(found, pair, (given, dims or {}), providers, runs=runs, seed=seed)
     return _report(found, pair)
 
 
-def _prove(pair: Pair, *, exact: bool, numeric: bool) -> list[Check]:
-    """Prove the file again; with `exact`, the translation says that a lowered file with other nodes is not proved."""
-    is_known = not is_lowered(pair.step.model)
-    proofs = prove_again(pair) if is_known else [Check("proof of the file", UNPROVED, _LOWERED, True)]
-    if not (numeric or (exact and not is_known)):
-        return proofs
-    return [Check(each.name, SKIPPED, each.detail, True) if each.status == UNPROVED else each for each in proofs]
+def _measure(
+    found: Measurements,
+    pair: Pair,
+    chosen: tuple[Mapping[str, Any], Mapping[str, int]],
+    providers: Sequence[Any] | None,
+    *,
+    runs: int,
+    seed: int,
+) -> None:
+    """Run both graphs of a step; `chosen` are arrays for inputs, and sizes of symbolic axes."""
+    drawn = (pair.original, pair.states, pair.analysis.loss, *chosen)
+    feeder, others = Feeder(*drawn), None
+    if feeder.chosen:
+        with contextlib.suppress(VerifyError):
+            others = Feeder(*drawn, size=SIZE + 3)
+    try:
+        with contextlib.closing(Bench(pair, providers)) as bench:
+            measure(found, bench, feeder, others, runs=runs, seed=seed)
+    except VerifyError as error:
+        if all(check.status in (HOLDS, SKIPPED) for check in found.checks):
+            raise
+        found.checks.append(Check("numbers", FAILS, str(error)))
 
 
-def _verify_unstamped(
-    original: Model, scaled: Model, hints: Hints, expected: Any, runs: int, single: Mapping[str, Any]
-) -> VerifyReport | None:
-    """Verify a graph that somebody else scaled; return None for others.
-
-    The options `single` are for graphs that graphscale scaled, but for the names in the original, and the policy.
-    """
-    model = open_unstamped(scaled)
-    if model is None:
-        return None
-    names = ("tolerance", "feeds", "dims", "expect_dtype", "numeric", "derivatives", "replay", "trained")
-    given = next((name for name in names if single[name]), None)
-    if given is not None:
-        raise VerifyError(f"{given} is for files that graphscale scaled")
-    return verify_unstamped(original, model, hints, expected, runs=runs)
+def _try(pair: Pair) -> Check:
+    """Run both graphs of a step that somebody else scaled; see `trial`."""
+    name, step, original = "numbers", pair.step, pair.analysis
+    if step.all_finite is not None and step.all_finite not in step.graph.outputs:
+        step.graph.outputs.append(step.all_finite)
+    found: dict[str, Any] = {
+        "losses": [value.name for value in original.losses],
+        "gradients": [value.name for value in original.gradients],
+        "batches": [value.name for value in original.batches],
+        "kept": [update.output.name for update in original.states if update.kept],
+        "in_place": [],
+        "mixed": False,
+        "names": step.stamp.names,
+    }
+    states = {update.input.name or "": update.output.name or "" for update in original.states}
+    try:
+        with np.errstate(all="ignore"):
+            trial = Trial((pair.original,), step.model, found, states)
+            detail = "; ".join(trial.run())
+            return Check(name, HOLDS if trial.is_applied else FAILS, detail)
+    except UntriedError as result:
+        return Check(name, SKIPPED, f"not tried: {result}")
+    except (FaultError, VerifyError) as result:
+        return Check(name, FAILS, str(result))
 
 
 def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:
@@ -282,9 +288,7 @@ def _verify_several(
         folder = original if folders[0] else scaled
         raise VerifyError(f"{folder} is a folder; verify takes two single graphs, or two folders of artifacts")
     unused = {**single, "loss": loss, "trained": trained} if is_split else single
-    given = [name for name, value in unused.items() if value]
-    if given:
-        raise VerifyError(f"{given[0]} is for a single graph; models of a folder, or of a split step, are not run")
+    _refuse(unused, unused, "a single graph; models of a folder, or of a split step, are not run")
     from graphscale.checks.verification import several_models
 
     if is_split:
@@ -292,6 +296,12 @@ def _verify_several(
         return several_models.verify_halves(getattr(original, "model", original), *parts)
     progress("scaling the original again", 0, 0)
     return several_models.verify_folder(str(original), scaled, loss, trained)
+
+
+def _refuse(options: Mapping[str, Any], names: Iterable[str], subject: str) -> None:
+    option = next((name for name in names if options[name]), None)
+    if option is not None:
+        raise VerifyError(f"{option} is for {subject}")
 
 
 def _compare_with_slopes(

@@ -95,7 +95,7 @@ WRONG: Mapping[str, tuple[str, str, str]] = {
     "a check without one gradient": (
         changed(RIGHT, sum="sum = Identity(sum1)"),
         "every gradient checked",
-        "'w2_next' reads the multiple 'dw2_scaled' of the scale, which no finite check tests",
+        "the multiple 'dw2_scaled' of the scale reaches 'w2_next', and no finite check tests it",
     ),
     "a check that also reads the batch": (
         changed(
@@ -111,7 +111,7 @@ WRONG: Mapping[str, tuple[str, str, str]] = {
     "a check of infinity alone": (
         changed(RIGHT, sum1="sum1 = ReduceSum<keepdims = 0>(dw1)", bad="bad = IsInf(sum)"),
         "every gradient checked",
-        "which no finite check tests",
+        "and no finite check tests it",
     ),
     "a scale that grows without a bound": (
         changed(RIGHT, grown="grown = Identity(doubled)"),

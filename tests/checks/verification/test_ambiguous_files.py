@@ -253,7 +253,7 @@ def test_ambiguous_metadata_are_refused_by_the_name_of_the_property(key: str, te
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"skipped_steps": "good_steps", OLD}', "name no value for the steps"),
+        ('{"skipped_steps": "good_steps", OLD}', "call 'good_steps' the skipped_steps, and something else, too"),
         ('{"stuck": "good_steps", OLD}', "call 'good_steps' the stuck, and something else, too"),
     ],
 )

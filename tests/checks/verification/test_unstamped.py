@@ -10,6 +10,7 @@ import graphscale as gs
 from graphscale.checks.verification.verify_report import VerifyReport
 from graphscale.errors import ModelFileError, VerifyError
 from tests.build import parse
+from tests.cases import test_scaled_files
 from tests.checks.verification import hand_scaled
 from tests.conftest import MODELS
 
@@ -26,7 +27,7 @@ OTHERS = [
         "onnxsim_static_scale",
         "onnxsim_step",
         "verified; applies non-finite gradients: FixedLossScale(1024.0)",
-        ("a constant scale without a finite check: every step is applied",),
+        ("a fixed loss scale is not checked: every step is applied",),
     ),
 ]
 
@@ -71,7 +72,7 @@ def test_check_before_a_narrowing_cast() -> None:
     )
     assert right.ok
     (failure,) = wrong.failures
-    assert "'m1_next' reads the multiple 'dw1_back' of the scale, which no finite check tests" in failure.detail
+    assert "the multiple 'dw1_back' of the scale reaches 'm1_next', and no finite check tests it" in failure.detail
 
 
 def test_rule_that_reads_the_old_count() -> None:
@@ -186,6 +187,16 @@ def test_own_file_without_metadata(name: str) -> None:
     report = gs.verify(model, scaled, runs=0)
     assert report.verdict == "verified"
     assert "the rule of flax" in _details(report)
+
+
+@pytest.mark.parametrize("name", ["clip_one_bound", "relu_on_a_gradient"])
+def test_overflow_that_becomes_finite_above_a_tested_value(name: str) -> None:
+    """The flag tests what follows from the bound of a gradient, and sees no overflow above it."""
+    scaled = _without_metadata(test_scaled_files.scaled(name))
+    report = gs.verify(test_scaled_files.original(name), scaled, runs=0)
+    (check,) = (each for each in report.checks if each.name == "every gradient checked")
+    assert check.status == "fails"
+    assert "an overflow would not reach the finite check of 'da2'" in check.detail
 
 
 def test_gradients_without_a_flag() -> None:
