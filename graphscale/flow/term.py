@@ -17,7 +17,7 @@ from graphscale.graph.marks import WAS_FLOAT, is_rounding
 from graphscale.graph.values import constant_tensor
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["Term", "TermDomain", "attribute_key"]
+__all__ = ["Term", "TermDomain", "attribute_key", "content_key"]
 
 # Larger constants differ if their objects do.
 _SMALL = 64
@@ -48,9 +48,9 @@ class TermDomain(Domain[Term]):
         if node is not None and node.op_type != "Constant":
             return None
         tensor = constant_tensor(value)
-        if tensor is not None and tensor.size <= _SMALL:
-            return self._number((tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()))
-        return self._number(value) if tensor is not None or node is None else None
+        if tensor is None and node is not None:
+            return None
+        return self._number(value if tensor is None else content_key(tensor) or value)
 
     def read(self, node: ir.Node, index: int, element: Term) -> Term:
         value = node.inputs[index]
@@ -93,7 +93,21 @@ def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
 
 def attribute_key(attribute: ir.Attr) -> str:
     """Return a text that is the same for equal attributes."""
-    if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-        tensor = attribute.as_tensor()
-        return repr((tensor.dtype, tuple(tensor.shape), tensor.tobytes() if tensor.size <= _SMALL else id(tensor)))
-    return repr(attribute.value)
+    if attribute.is_ref():
+        return f"@{attribute.ref_attr_name}"
+    if attribute.type != ir.AttributeType.TENSOR:
+        return repr(attribute.value)
+    tensor = attribute.as_tensor()
+    return repr(content_key(tensor) or (tensor.dtype, tuple(tensor.shape), id(tensor)))
+
+
+def content_key(tensor: ir.TensorProtocol) -> Hashable | None:
+    """Return the type, shape and bits of a small constant; None for others, and for damaged ones."""
+    if tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor):
+        return None
+    try:
+        content = tensor.numpy()
+    except (TypeError, ValueError):  # its data do not fit its shape
+        return None
+    is_text = tensor.dtype is ir.DataType.STRING
+    return tensor.dtype, tuple(tensor.shape), repr(content.tolist()) if is_text else content.tobytes()

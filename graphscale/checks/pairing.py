@@ -1,0 +1,239 @@
+"""Pairs of nodes of two models: equal terms first, then names.
+
+The nodes of the second model are visited in execution order. A node whose operator, attributes and operands' terms are
+those of nodes of the first model is paired with the one of its name among them, else with the first one; any other node
+changed, and is paired by its name or those of its outputs. The results of a pair have equal terms. An inserted node
+without a pair passes on the term of the operand that it scales, casts, guards or delays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+
+import onnx_ir as ir
+
+from graphscale.checks.patterns import input_at, update_signal
+from graphscale.flow.term import attribute_key, content_key
+from graphscale.graph.marks import MARKS, PASS_KEY
+from graphscale.graph.values import is_source, subgraphs
+from graphscale.graph.walks import is_contradiction
+from graphscale.operators import Trait, has_trait
+
+__all__ = ["Graph", "Pairs", "Scope", "pair_models"]
+
+Graph = ir.Graph | ir.Function
+_BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """Two corresponding graphs: the main graphs, the bodies of paired nodes, functions of the same name.
+
+    Attributes:
+        name: empty for the main graphs.
+        before: the graph of the first model.
+        after: the graph of the second model.
+        is_named: True for graphs whose inputs correspond by name, not by place.
+    """
+
+    name: str
+    before: Graph
+    after: Graph
+    is_named: bool = False
+
+
+class Pairs:
+    """The corresponding nodes, values and graphs of two models.
+
+    Attributes:
+        scopes: the graphs, main graphs first.
+        nodes: each paired node of the first model with that of the second.
+        back: the inverse of `nodes`.
+        values: each result of a paired node, and each input and initializer, with that of the second model.
+    """
+
+    def __init__(self, with_marks: bool) -> None:
+        self.scopes: list[Scope] = []
+        self.nodes: dict[ir.Node, ir.Node] = {}
+        self.back: dict[ir.Node, ir.Node] = {}
+        self.values: dict[ir.Value, ir.Value] = {}
+        self._with_marks = with_marks
+        self._numbers: dict[Hashable, int] = {}
+        self._terms: dict[ir.Value, int] = {}
+
+    def are_equal(self, before: ir.Value, after: ir.Value) -> bool:
+        """Return whether two values have one term."""
+        return self._terms.get(before, before) == self._terms.get(after, after)
+
+    def add(self, scope: Scope) -> Iterator[Scope]:
+        """Pair the nodes of two graphs; yield those of the bodies of pairs."""
+        self.scopes.append(scope)
+        self._add_sources(scope)
+        left = defaultdict[Hashable, list[ir.Node]](list)
+        for node in scope.before:
+            left[self._visit(node)].append(node)
+        by_name = _Names(scope, _by_name), _Names(scope, _by_outputs)
+        for node in scope.after:
+            key = self._key(node)
+            same = [other for other in left[key] if other not in self.nodes]
+            same = [other for other in same if other.name == node.name] or same
+            changed = (names.find(node) for names in by_name)
+            other = next(iter(same), None) or next((o for o in changed if o and o not in self.nodes), None)
+            if other is not None:
+                yield from self._pair(scope, other, node)
+            elif (source := _passed_on(node)) is not None and source in self._terms:
+                self._terms.update((value, self._terms[source]) for value in node.outputs)
+            else:
+                self._number_results(node, key)
+
+    def _pair(self, scope: Scope, before: ir.Node, after: ir.Node) -> Iterator[Scope]:
+        self.nodes[before], self.back[after] = after, before
+        self.values.update(zip(before.outputs, after.outputs, strict=False))
+        for value in after.outputs[len(before.outputs) :]:
+            self._terms[value] = self._number(value)
+        for one, other in zip(before.outputs, after.outputs, strict=False):
+            self._terms[other] = self._terms[one]
+        inside = f"{scope.name}/{after.name}" if scope.name else str(after.name)
+        mine, theirs = _bodies(before), _bodies(after)
+        yield from (Scope(inside, mine[place], theirs[place]) for place in mine if place in theirs)
+
+    def _add_sources(self, scope: Scope) -> None:
+        sources = [{v.name: v for v in _sources(graph)} for graph in (scope.before, scope.after)]
+        if not scope.is_named:
+            for place, values in enumerate(zip(scope.before.inputs, scope.after.inputs, strict=False)):
+                self.values[values[0]] = values[1]
+                self._terms.update(dict.fromkeys(values, self._number((scope.name, place))))
+        for value in sources[0].values():
+            self._terms.setdefault(value, self._number(_source_key(value)))
+        known = {self._terms[value] for value in sources[0].values()}
+        for name, value in sources[1].items():
+            other = sources[0].get(name)
+            if other is not None and value not in self._terms:
+                self.values[other] = value
+            term = self._number(_source_key(value))
+            # A constant of known content has another name; one of another content changed.
+            is_new = other is not None and term not in known
+            self._terms.setdefault(value, self._terms[other] if is_new and other is not None else term)
+
+    def _visit(self, node: ir.Node) -> Hashable:
+        key = self._key(node)
+        self._number_results(node, key)
+        return key
+
+    def _number_results(self, node: ir.Node, key: Hashable) -> None:
+        """Number the results of a node by its computation; each draw has a number of its own."""
+        is_drawn = has_trait(node, Trait.RANDOM) or any(
+            has_trait(inner, Trait.RANDOM) for body in subgraphs(node) for inner in body.all_nodes()
+        )
+        for place, value in enumerate(node.outputs):
+            self._terms[value] = self._number((value if is_drawn else key, place))
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _key(self, node: ir.Node, level: int = 0) -> Hashable:
+        """Return the computation of a node: its operator, attributes and bodies on the terms of its operands."""
+        signal = update_signal(node)  # a guard adds it
+        read = [v for v in node.inputs if v is None or v is not signal]
+        while read and (read[-1] is None or not read[-1].name):
+            read.pop()
+        operands = [None if v is None or not v.name else self._term(v) for v in read]
+        if has_trait(node, Trait.COMMUTATIVE):
+            operands.sort(key=lambda term: -1 if term is None else term)
+        held = sorted((a.name, attribute_key(a)) for a in node.attributes.values() if a.type not in _BODIES)
+        marks = [pair for pair in node.metadata_props.items() if pair[0].startswith(MARKS)] if self._with_marks else ()
+        count = sum(bool(value.name) for value in node.outputs)
+        bodies = [(place, self._body_key(body, level + 1)) for place, body in _bodies(node).items()]
+        return node.op_identifier(), count, tuple(operands), tuple(held), tuple(sorted(marks)), tuple(bodies)
+
+    def _body_key(self, body: ir.Graph, level: int) -> Hashable:
+        self._terms.update((value, self._number((level, place))) for place, value in enumerate(body.inputs))
+        keys = list[Hashable]()
+        for node in body:
+            keys.append(self._key(node, level))
+            self._terms.update((value, self._number((keys[-1], place))) for place, value in enumerate(node.outputs))
+        return tuple(keys), tuple(map(self._term, body.outputs))
+
+    def _term(self, value: ir.Value) -> int:
+        """Return the term of a value; in a damaged graph it may stand above its node."""
+        term = self._terms.get(value)
+        return self._number(_source_key(value) if is_source(value) else value) if term is None else term
+
+
+def pair_models(before: ir.Model, after: ir.Model) -> Pairs:
+    """Pair the nodes of the graphs, subgraphs and functions of two models."""
+    # Another tool may have dropped the marks of all nodes.
+    pairs = Pairs(any(name.startswith(MARKS) for node in after.graph for name in node.metadata_props))
+    pending = [Scope("", before.graph, after.graph, True)]
+    pending += [
+        Scope(f"function {function.name}", function, after.functions[key])
+        for key, function in before.functions.items()
+        if key in after.functions
+    ]
+    for scope in pending:  # grows
+        pending += pairs.add(scope)
+    return pairs
+
+
+def _bodies(node: ir.Node) -> dict[tuple[str, int], ir.Graph]:
+    """Return the bodies of a node by attribute and place: files may have attributes in any order."""
+    if not subgraphs(node):
+        return {}
+    held = sorted((a for a in node.attributes.values() if a.type in _BODIES and not a.is_ref()), key=lambda a: a.name)
+    graphs = ((a.name, [a.as_graph()] if a.type is ir.AttributeType.GRAPH else a.as_graphs()) for a in held)
+    return {(name, i): graph for name, each in graphs for i, graph in enumerate(each)}
+
+
+def _sources(graph: Graph) -> list[ir.Value]:
+    return [*graph.inputs, *(graph.initializers.values() if isinstance(graph, ir.Graph) else ())]
+
+
+def _source_key(value: ir.Value) -> Hashable:
+    tensor = None if value.is_graph_input() else value.const_value
+    return value.name if tensor is None else content_key(tensor) or (value.name, tensor.dtype, tuple(tensor.shape))
+
+
+class _Names:
+    """The nodes of the first graph by a name that is unique in both."""
+
+    def __init__(self, scope: Scope, name: Callable[[ir.Node], Hashable | None]) -> None:
+        self._name, self._counts = name, Counter(map(name, scope.after))
+        self._nodes = _alone(scope.before, name)
+
+    def find(self, node: ir.Node) -> ir.Node | None:
+        """Return the node with the name of another one, whose results may have its shapes."""
+        name = self._name(node)
+        other = self._nodes.get(name) if name is not None and self._counts[name] == 1 else None
+        return other if other is not None and _same_shapes(other, node) else None
+
+
+def _alone(nodes: Iterable[ir.Node], name: Callable[[ir.Node], Hashable | None]) -> dict[Hashable, ir.Node]:
+    named = [(name(node), node) for node in nodes]
+    counts = Counter(each for each, _ in named)
+    return {each: node for each, node in named if counts[each] == 1}
+
+
+def _by_name(node: ir.Node) -> Hashable | None:
+    return (node.name, node.op_identifier()) if node.name else None
+
+
+def _by_outputs(node: ir.Node) -> Hashable | None:
+    names = tuple((i, value.name) for i, value in enumerate(node.outputs) if value.name)
+    # An inserted value may have taken over the name of a value of the original.
+    return (names, node.op_identifier(), node.metadata_props.get(PASS_KEY)) if names else None
+
+
+def _same_shapes(one: ir.Node, other: ir.Node) -> bool:
+    """Return whether outputs have the same known shapes: exporters number their nodes afresh in every graph."""
+    pairs = zip(one.outputs, other.outputs, strict=False)
+    return all(a.shape is None or b.shape is None or a.shape == b.shape for a, b in pairs)
+
+
+def _passed_on(node: ir.Node) -> ir.Value | None:
+    """Return the operand that an inserted node scales, casts, guards or delays; None for other nodes."""
+    if PASS_KEY not in node.metadata_props:
+        return None
+    place = 0 if node.op_type != "Where" else 2 if is_contradiction(node.inputs[0]) else 1
+    return input_at(node, place)
