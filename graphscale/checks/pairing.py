@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import onnx_ir as ir
 
 from graphscale.checks.patterns import input_at, update_signal
-from graphscale.flow.term import attribute_key, content_key
+from graphscale.flow.term import computation, content_key
 from graphscale.graph.marks import MARKS, PASS_KEY
 from graphscale.graph.values import is_source, subgraphs
 from graphscale.graph.walks import is_contradiction
@@ -73,16 +73,19 @@ class Pairs:
         self._add_sources(scope)
         left = defaultdict[Hashable, list[ir.Node]](list)
         for node in scope.before:
-            left[self._visit(node)].append(node)
-        by_name = _Names(scope, _by_name), _Names(scope, _by_outputs)
+            key = self._key(node)
+            self._number_results(node, key)
+            left[key].append(node)
+        named, counts = _alone(scope.before), Counter(map(_name_of, scope.after))
         for node in scope.after:
             key = self._key(node)
             same = [other for other in left[key] if other not in self.nodes]
             same = [other for other in same if other.name == node.name] or same
-            changed = (names.find(node) for names in by_name)
-            other = next(iter(same), None) or next((o for o in changed if o and o not in self.nodes), None)
-            if other is not None:
-                yield from self._pair(scope, other, node)
+            if not same and counts[_name_of(node)] == 1:
+                changed = named.get(_name_of(node))
+                same = [changed] if changed and changed not in self.nodes and _same_shapes(changed, node) else []
+            if same:
+                yield from self._pair(scope, same[0], node)
             elif (source := _passed_on(node)) is not None and source in self._terms:
                 self._terms.update((value, self._terms[source]) for value in node.outputs)
             else:
@@ -117,44 +120,26 @@ class Pairs:
             is_new = other is not None and term not in known
             self._terms.setdefault(value, self._terms[other] if is_new and other is not None else term)
 
-    def _visit(self, node: ir.Node) -> Hashable:
-        key = self._key(node)
-        self._number_results(node, key)
-        return key
-
     def _number_results(self, node: ir.Node, key: Hashable) -> None:
-        """Number the results of a node by its computation; each draw has a number of its own."""
-        is_drawn = has_trait(node, Trait.RANDOM) or any(
-            has_trait(inner, Trait.RANDOM) for body in subgraphs(node) for inner in body.all_nodes()
-        )
+        """Give numbers to the results of a node by its computation, new ones to draws and results of bodies."""
+        is_new = has_trait(node, Trait.RANDOM) or bool(subgraphs(node))
         for place, value in enumerate(node.outputs):
-            self._terms[value] = self._number((value if is_drawn else key, place))
+            self._terms[value] = self._number((value if is_new else key, place))
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _key(self, node: ir.Node, level: int = 0) -> Hashable:
-        """Return the computation of a node: its operator, attributes and bodies on the terms of its operands."""
+    def _key(self, node: ir.Node) -> Hashable:
+        """Return the computation of a node, the number of its results, its bodies' operators, and its marks."""
         signal = update_signal(node)  # a guard adds it
-        read = [v for v in node.inputs if v is None or v is not signal]
-        while read and (read[-1] is None or not read[-1].name):
+        read = [v if v is not None and v.name else None for v in node.inputs if v is None or v is not signal]
+        while read and read[-1] is None:
             read.pop()
-        operands = [None if v is None or not v.name else self._term(v) for v in read]
-        if has_trait(node, Trait.COMMUTATIVE):
-            operands.sort(key=lambda term: -1 if term is None else term)
-        held = sorted((a.name, attribute_key(a)) for a in node.attributes.values() if a.type not in _BODIES)
         marks = [pair for pair in node.metadata_props.items() if pair[0].startswith(MARKS)] if self._with_marks else ()
         count = sum(bool(value.name) for value in node.outputs)
-        bodies = [(place, self._body_key(body, level + 1)) for place, body in _bodies(node).items()]
-        return node.op_identifier(), count, tuple(operands), tuple(held), tuple(sorted(marks)), tuple(bodies)
-
-    def _body_key(self, body: ir.Graph, level: int) -> Hashable:
-        self._terms.update((value, self._number((level, place))) for place, value in enumerate(body.inputs))
-        keys = list[Hashable]()
-        for node in body:
-            keys.append(self._key(node, level))
-            self._terms.update((value, self._number((keys[-1], place))) for place, value in enumerate(node.outputs))
-        return tuple(keys), tuple(map(self._term, body.outputs))
+        inside = [inner.op_type for body in subgraphs(node) for inner in body]
+        terms = [None if value is None else self._term(value) for value in read]
+        return computation(node, terms), count, tuple(inside), tuple(sorted(marks))
 
     def _term(self, value: ir.Value) -> int:
         """Return the term of a value; in a damaged graph it may stand above its node."""
@@ -195,34 +180,18 @@ def _source_key(value: ir.Value) -> Hashable:
     return value.name if tensor is None else content_key(tensor) or (value.name, tensor.dtype, tuple(tensor.shape))
 
 
-class _Names:
-    """The nodes of the first graph by a name that is unique in both."""
-
-    def __init__(self, scope: Scope, name: Callable[[ir.Node], Hashable | None]) -> None:
-        self._name, self._counts = name, Counter(map(name, scope.after))
-        self._nodes = _alone(scope.before, name)
-
-    def find(self, node: ir.Node) -> ir.Node | None:
-        """Return the node with the name of another one, whose results may have its shapes."""
-        name = self._name(node)
-        other = self._nodes.get(name) if name is not None and self._counts[name] == 1 else None
-        return other if other is not None and _same_shapes(other, node) else None
+def _alone(nodes: Iterable[ir.Node]) -> dict[Hashable, ir.Node]:
+    named = [(_name_of(node), node) for node in nodes]
+    counts = Counter(name for name, _ in named)
+    return {name: node for name, node in named if counts[name] == 1}
 
 
-def _alone(nodes: Iterable[ir.Node], name: Callable[[ir.Node], Hashable | None]) -> dict[Hashable, ir.Node]:
-    named = [(name(node), node) for node in nodes]
-    counts = Counter(each for each, _ in named)
-    return {each: node for each, node in named if counts[each] == 1}
-
-
-def _by_name(node: ir.Node) -> Hashable | None:
-    return (node.name, node.op_identifier()) if node.name else None
-
-
-def _by_outputs(node: ir.Node) -> Hashable | None:
-    names = tuple((i, value.name) for i, value in enumerate(node.outputs) if value.name)
+def _name_of(node: ir.Node) -> Hashable:
+    """Return the operator with the name of a node, or with those of its outputs."""
+    if node.name:
+        return node.op_identifier(), node.name
     # An inserted value may have taken over the name of a value of the original.
-    return (names, node.op_identifier(), node.metadata_props.get(PASS_KEY)) if names else None
+    return node.op_identifier(), node.metadata_props.get(PASS_KEY), tuple(value.name for value in node.outputs)
 
 
 def _same_shapes(one: ir.Node, other: ir.Node) -> bool:

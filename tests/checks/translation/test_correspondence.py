@@ -67,7 +67,10 @@ def test_all_else_is_a_difference(found: str, expected: str, words: str) -> None
 
 def test_branches_of_an_if_in_the_order_of_a_file() -> None:
     """Each branch is the one of its name, and equal nodes may be exchanged."""
-    branches = ["then_branch = a () => (float[4] p) { p = Neg(x) }", "else_branch = b () => (float[4] q) { q = Abs(x) }"]
+    branches = [
+        "then_branch = a () => (float[4] p) { p = Neg(x) }",
+        "else_branch = b () => (float[4] q) { q = Abs(x) }",
+    ]
     swapped = [text.replace("then", "THEN").replace("else", "then").replace("THEN", "else") for text in branches]
     inputs = "float[4] x, bool go"
 
