@@ -17,7 +17,7 @@ import onnx_ir as ir
 from graphscale.checks.patterns import input_at, update_signal
 from graphscale.flow.term import computation, content_key
 from graphscale.graph.marks import MARKS, PASS_KEY
-from graphscale.graph.values import is_source, subgraphs
+from graphscale.graph.values import subgraphs
 from graphscale.graph.walks import is_contradiction
 from graphscale.operators import Trait, has_trait
 
@@ -103,22 +103,24 @@ class Pairs:
         yield from (Scope(inside, mine[place], theirs[place]) for place in mine if place in theirs)
 
     def _add_sources(self, scope: Scope) -> None:
-        sources = [{v.name: v for v in _sources(graph)} for graph in (scope.before, scope.after)]
+        """Pair inputs and initializers by name, except for constants that have the content of another one."""
+        mine, theirs = ({v.name: v for v in _sources(graph)} for graph in (scope.before, scope.after))
         if not scope.is_named:
-            for place, values in enumerate(zip(scope.before.inputs, scope.after.inputs, strict=False)):
-                self.values[values[0]] = values[1]
-                self._terms.update(dict.fromkeys(values, self._number((scope.name, place))))
-        for value in sources[0].values():
-            self._terms.setdefault(value, self._number(_source_key(value)))
-        known = {self._terms[value] for value in sources[0].values()}
-        for name, value in sources[1].items():
-            other = sources[0].get(name)
+            for place, pair in enumerate(zip(scope.before.inputs, scope.after.inputs, strict=False)):
+                self.values[pair[0]] = pair[1]
+                self._terms.update(dict.fromkeys(pair, self._number((scope.name, place))))
+        known = dict[Hashable, int]()
+        for value in mine.values():
+            # Two states may begin with one content: in a graph, each source is another value.
+            known.setdefault(_content(value), self._terms.setdefault(value, self._number(value)))
+        for name, value in theirs.items():
+            other, content = mine.get(name), _content(value)
             if other is not None and value not in self._terms:
                 self.values[other] = value
-            term = self._number(_source_key(value))
-            # A constant of known content has another name; one of another content changed.
-            is_new = other is not None and term not in known
-            self._terms.setdefault(value, self._terms[other] if is_new and other is not None else term)
+            namesake = None if other is None else self._terms[other]
+            is_same = other is not None and content in (None, _content(other))
+            term = namesake if is_same or content is None else known.get(content, namesake)
+            self._terms.setdefault(value, self._number(value) if term is None else term)
 
     def _number_results(self, node: ir.Node, key: Hashable) -> None:
         """Give numbers to the results of a node by its computation, new ones to draws and results of bodies."""
@@ -142,9 +144,9 @@ class Pairs:
         return computation(node, terms), count, tuple(inside), tuple(sorted(marks))
 
     def _term(self, value: ir.Value) -> int:
-        """Return the term of a value; in a damaged graph it may stand above its node."""
+        """Return the term of a value; in a damaged graph it may have no source, or stand above its node."""
         term = self._terms.get(value)
-        return self._number(_source_key(value) if is_source(value) else value) if term is None else term
+        return self._number(value.name if value.producer() is None else value) if term is None else term
 
 
 def pair_models(before: ir.Model, after: ir.Model) -> Pairs:
@@ -175,9 +177,10 @@ def _sources(graph: Graph) -> list[ir.Value]:
     return [*graph.inputs, *(graph.initializers.values() if isinstance(graph, ir.Graph) else ())]
 
 
-def _source_key(value: ir.Value) -> Hashable:
+def _content(value: ir.Value) -> Hashable | None:
+    """Return the content of a small constant; None for other sources."""
     tensor = None if value.is_graph_input() else value.const_value
-    return value.name if tensor is None else content_key(tensor) or (value.name, tensor.dtype, tuple(tensor.shape))
+    return None if tensor is None else content_key(tensor)
 
 
 def _alone(nodes: Iterable[ir.Node]) -> dict[Hashable, ir.Node]:

@@ -52,6 +52,10 @@ class Correspondence:
         self.differences = [*self._strangers()]
         for scope in self._pairs.scopes:
             self.differences += self._compare_graphs(scope, f"the {scope.name}" if scope.name else where)
+        for scope in self._pairs.scopes:
+            ours, theirs = (getattr(graph, "initializers", {}) for graph in (scope.after, scope.before))
+            own = (name for name, value in ours.items() if value not in self.values and name not in theirs)
+            self.differences += [f"the constant {name!r} is neither the original's nor an inserted one" for name in own]
         if any(key.startswith(MARKS) for node in self.nodes for key in node.metadata_props):
             self.differences += self._unmarked[:1]
 
@@ -69,9 +73,6 @@ class Correspondence:
             yield from self._compare_ends(scope, kind, where)
         for node in (node for node in found if node in self.nodes):
             yield from self._compare_nodes(node, self.nodes[node])
-        ours, theirs = (getattr(graph, "initializers", {}) for graph in (found, expected))
-        own = [name for name, value in ours.items() if value not in self.values and name not in theirs]
-        yield from (f"the constant {name!r} of {where} {_STRANGER[:-5]}one" for name in own)
 
     def _compare_ends(self, scope: Scope, kind: str, where: str) -> Iterator[str]:
         """Compare inputs or outputs: of a main graph by name, of others by place."""
