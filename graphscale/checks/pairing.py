@@ -109,18 +109,20 @@ class Pairs:
             for place, pair in enumerate(zip(scope.before.inputs, scope.after.inputs, strict=False)):
                 self.values[pair[0]] = pair[1]
                 self._terms.update(dict.fromkeys(pair, self._number((scope.name, place))))
-        known = dict[Hashable, int]()
-        for value in mine.values():
+        renamed = defaultdict[Hashable, list[int]](list)
+        for name, value in mine.items():
             # Two states may begin with one content: in a graph, each source is another value.
-            known.setdefault(_content(value), self._terms.setdefault(value, self._number(value)))
+            term, content = self._terms.setdefault(value, self._number(value)), _content(value)
+            if content is not None and _content(theirs.get(name)) != content:
+                renamed[content].append(term)
         for name, value in theirs.items():
             other, content = mine.get(name), _content(value)
             if other is not None and value not in self._terms:
                 self.values[other] = value
-            namesake = None if other is None else self._terms[other]
-            is_same = other is not None and content in (None, _content(other))
-            term = namesake if is_same or content is None else known.get(content, namesake)
-            self._terms.setdefault(value, self._number(value) if term is None else term)
+            same = [] if other is None else [self._terms[other]]
+            if content is not None and content != _content(other):
+                same = renamed[content] or same
+            self._terms.setdefault(value, same.pop(0) if same else self._number(value))
 
     def _number_results(self, node: ir.Node, key: Hashable) -> None:
         """Give numbers to the results of a node by its computation, new ones to draws and results of bodies."""
@@ -177,10 +179,10 @@ def _sources(graph: Graph) -> list[ir.Value]:
     return [*graph.inputs, *(graph.initializers.values() if isinstance(graph, ir.Graph) else ())]
 
 
-def _content(value: ir.Value) -> Hashable | None:
-    """Return the content of a small constant; None for other sources."""
-    tensor = None if value.is_graph_input() else value.const_value
-    return None if tensor is None else content_key(tensor)
+def _content(value: ir.Value | None) -> Hashable | None:
+    """Return the content of a constant, of a large one only its type and shape; None for other sources."""
+    tensor = None if value is None or value.is_graph_input() else value.const_value
+    return None if tensor is None else content_key(tensor) or (tensor.dtype, tuple(tensor.shape))
 
 
 def _alone(nodes: Iterable[ir.Node]) -> dict[Hashable, ir.Node]:

@@ -93,7 +93,7 @@ class Correspondence:
             else:
                 yield from self._compare_operands(one, other, f"the output {one.name!r} of {where}")
             if is_typed and one.type is None and other.type is not None:
-                yield f"{one.name!r} among {what} has no type"
+                yield f"the {kind[:-1]} {one.name!r} of {where} has no type"
             if scope.is_named and (one.type, one.shape) != (other.type, other.shape):
                 labels = [f"{value.type}, shape {value.shape}" for value in (one, other)]
                 yield f"{one.name!r} is {labels[0]}, and should be {labels[1]}"

@@ -135,7 +135,7 @@ def add_function(model: onnx.ModelProto) -> None:
 
 DAMAGE: dict[str, tuple[str, Edit, str]] = {
     "constant": (TRAINING, constant("graphscale/no_window", -2.0), "the constant 'graphscale/no_window' is -2.0"),
-    "never-nan": (TRAINING, constant("graphscale/zero.float", 1e-40), f".zeroed' (Mul) {STRANGER}"),
+    "never-nan": (TRAINING, constant("graphscale/zero.float", 1e-40), "the constant 'graphscale/zero.float' is 9.99"),
     "seed": (TRAINING, constant("onnx::loss::2_grad", 0.5), "the constant 'onnx::loss::2_grad' is 0.5"),
     "squashed": (TRAINING, clip, f"node 'squash' (Tanh) {STRANGER}"),
     "dead": (TRAINING, lambda m: m.graph.node.add(op_type="Neg", input=["input"], output=["q"], name="q"), STRANGER),
