@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -85,6 +86,25 @@ def test_branches_of_an_if_in_the_order_of_a_file() -> None:
 @pytest.mark.parametrize("inputs", ["float x, float[4] u, float[4] v", "float[4] u, float[4] x, float[4] v"])
 def test_an_interface_that_declares_less_or_is_in_another_order(inputs: str) -> None:
     assert compare_models(model("y = Neg(x)", inputs), model("y = Neg(x)")).differences
+
+
+def constants(one: str, other: str) -> ir.Model:
+    text = "p = Neg(@) q = Neg(~) y = Sub(p, q)".replace("@", one).replace("~", other)
+    proto = parse(f'<ir_version: 10, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) {{ {text} }}')
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.zeros(4, np.float32), name) for name in (one, other))
+    return ir.from_proto(proto)
+
+
+def test_constants_of_one_content() -> None:
+    """They may be renamed, but not exchanged: a step may write them."""
+    expected, exchanged = constants("u", "v"), constants("u", "v")
+    for node in exchanged.graph:
+        node.name = ""
+    assert compare_models(constants("k", "l"), expected).differences == []
+    first, second, _ = exchanged.graph
+    first.replace_input_with(0, exchanged.graph.initializers["v"])
+    second.replace_input_with(0, exchanged.graph.initializers["u"])
+    assert compare_models(exchanged, expected).differences
 
 
 def test_an_input_without_its_shape() -> None:
