@@ -60,8 +60,10 @@ class Correspondence:
             self.differences += self._unmarked[:1]
 
     def _strangers(self) -> Iterator[str]:
+        """Yield the nodes without a pair, readers first."""
         scopes, pairs = self._pairs.scopes, self._pairs
-        yield from (f"{_label(n)} {_STRANGER}" for scope in scopes for n in scope.after if n not in pairs.back)
+        further = (node for scope in scopes for node in reversed(scope.after) if node not in pairs.back)
+        yield from (f"{_label(node)} {_STRANGER}" for node in further)
         yield from (f"{_label(n)} is missing" for scope in scopes for n in scope.before if n not in pairs.nodes)
 
     def _compare_graphs(self, scope: Scope, where: str) -> Iterator[str]:
@@ -145,7 +147,10 @@ class Correspondence:
                 yield from self._pair_values(found, expected)
         if not is_same:
             other = repr(expected.name) if origin is None else f"{op_name(origin)} {node_name(origin)!r}"
-            yield f"{reader} is {found.name!r}, and should be {other}"
+            own = (
+                repr(found.name) if node is None or found.name != expected.name else _label(self.nodes.get(node, node))
+            )
+            yield f"{reader} is {own}, and should be {other}"
 
     def _pair_values(self, found: ir.Value, expected: ir.Value, is_typed: bool = True) -> Iterator[str]:
         self.values[found], self.back[expected] = expected, found
