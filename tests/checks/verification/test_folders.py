@@ -140,7 +140,11 @@ DAMAGE: dict[str, tuple[str, Edit, str]] = {
     "squashed": (TRAINING, clip, f"node 'squash' (Tanh) {STRANGER}"),
     "dead": (TRAINING, lambda m: m.graph.node.add(op_type="Neg", input=["input"], output=["q"], name="q"), STRANGER),
     "another-scale": (TRAINING, reading("Div", 1, "current_loss_scale"), "is 'current_loss_scale', and should be"),
-    "unchecked": (TRAINING, reading("Sum", 1, "fc1.weight_grad.accumulation.buffer.sum.probe"), f"(Sum) {STRANGER}"),
+    "unchecked": (
+        TRAINING,
+        reading("Sum", 1, "fc1.weight_grad.accumulation.buffer.sum.probe"),
+        "input 1 of 'graphscale/check-f",
+    ),
     "unwritten": (TRAINING, lambda m: m.graph.node.pop(), "window_finite.written' (com.microsoft::InPl"),
     "dropped-guard": (OPTIMIZER, lambda m: node(m, "AdamWOptimizer").input.pop(), "reads 6 values, and should read 7"),
     "one-unchecked": (OPTIMIZER, reading("SequenceAt", 1, "graphscale/index.0", 2), "input 1 of"),
