@@ -14,16 +14,18 @@ import onnx_ir as ir
 
 from graphscale.flow.interpreter import Domain
 from graphscale.graph.marks import WAS_FLOAT, is_rounding
-from graphscale.graph.values import constant_tensor
+from graphscale.graph.values import constant_tensor, subgraphs
 from graphscale.operators import Trait, has_trait
 
-__all__ = ["Term", "TermDomain", "attribute_key"]
+__all__ = ["Term", "TermDomain", "attribute_key", "computation", "content_key"]
 
 # Larger constants differ if their objects do.
 _SMALL = 64
 
 # The number of a term; None for a value that equals no other.
 Term = int | None
+Attributes = tuple[tuple[str, str], ...]
+_FLOAT: Attributes = (("to", repr(int(ir.DataType.FLOAT))),)
 
 
 class TermDomain(Domain[Term]):
@@ -48,9 +50,9 @@ class TermDomain(Domain[Term]):
         if node is not None and node.op_type != "Constant":
             return None
         tensor = constant_tensor(value)
-        if tensor is not None and tensor.size <= _SMALL:
-            return self._number((tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()))
-        return self._number(value) if tensor is not None or node is None else None
+        if tensor is None and node is not None:
+            return None
+        return self._number(value if tensor is None else content_key(tensor) or value)
 
     def read(self, node: ir.Node, index: int, element: Term) -> Term:
         value = node.inputs[index]
@@ -61,11 +63,12 @@ class TermDomain(Domain[Term]):
             return [self.source(value) for value in node.outputs]
         if node.op_type == "Cast" and is_rounding(node):
             return operands
-        if has_trait(node, Trait.RANDOM) or operands.count(None) > node.inputs.count(None):
+        if has_trait(node, Trait.RANDOM) or subgraphs(node) or operands.count(None) > node.inputs.count(None):
             return self.opaque(node, operands)
-        terms = sorted(operands, key=hash) if has_trait(node, Trait.COMMUTATIVE) else operands
-        key = (node.domain, node.op_type, _attributes(node), *terms)
-        return [self.result((index, *key)) for index in range(len(node.outputs))]
+        key = computation(
+            node, operands, _FLOAT if node.op_type == "Cast" and WAS_FLOAT in node.metadata_props else None
+        )
+        return [self.result((index, key)) for index in range(len(node.outputs))]
 
     def result(self, key: Hashable) -> Term:
         """Return the term of a computation; None for a new one if the table is closed."""
@@ -84,16 +87,33 @@ class TermDomain(Domain[Term]):
         return self._terms.setdefault(key, len(self._terms))
 
 
-def _attributes(node: ir.Node) -> tuple[tuple[str, str], ...]:
-    held = node.attributes.data
-    if node.op_type == "Cast" and WAS_FLOAT in node.metadata_props:
-        return (("to", repr(int(ir.DataType.FLOAT))),)
-    return tuple(sorted((name, attribute_key(value)) for name, value in held.items())) if held else ()
+def computation(node: ir.Node, operands: Sequence[Term], attributes: Attributes | None = None) -> Hashable:
+    """Return an operator with its attributes, or others, on the terms of its operands."""
+    if attributes is None:
+        attributes = tuple(sorted((name, attribute_key(value)) for name, value in node.attributes.items()))
+    terms = sorted(operands, key=hash) if has_trait(node, Trait.COMMUTATIVE) else operands
+    return node.op_identifier(), attributes, *terms
 
 
 def attribute_key(attribute: ir.Attr) -> str:
-    """Return a text that is the same for equal attributes."""
-    if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-        tensor = attribute.as_tensor()
-        return repr((tensor.dtype, tuple(tensor.shape), tensor.tobytes() if tensor.size <= _SMALL else id(tensor)))
-    return repr(attribute.value)
+    """Return a text that is the same for equal attributes, and for all graphs."""
+    if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return "graph"
+    if attribute.is_ref():
+        return f"@{attribute.ref_attr_name}"
+    if attribute.type != ir.AttributeType.TENSOR:
+        return repr(attribute.value)
+    tensor = attribute.as_tensor()
+    return repr(content_key(tensor) or (tensor.dtype, tuple(tensor.shape), id(tensor)))
+
+
+def content_key(tensor: ir.TensorProtocol) -> Hashable | None:
+    """Return the type, shape and bits of a small constant; None for others, and for damaged ones."""
+    if tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor):
+        return None
+    try:
+        content = tensor.numpy()
+    except (TypeError, ValueError):  # its data do not fit its shape
+        return None
+    is_text = tensor.dtype is ir.DataType.STRING
+    return tensor.dtype, tuple(tensor.shape), repr(content.tolist()) if is_text else content.tobytes()

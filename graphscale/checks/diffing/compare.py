@@ -10,7 +10,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from graphscale.checks.diffing.diff_report import Change, DiffReport, NodeEntry, OpCount, Rewiring, ValueEntry
-from graphscale.checks.diffing.match import Graph, Matching, Scope, attribute_text, match_models, tensor_text
+from graphscale.checks.diffing.texts import attribute_text, tensor_text
+from graphscale.checks.pairing import Graph, Pairs, Scope, pair_models
 from graphscale.collector import paused_collector
 from graphscale.files.training_info import read_bindings, training_info_of
 from graphscale.graph.builder import PASS_KEY
@@ -60,20 +61,20 @@ def compare(before: Model, after: Model) -> Comparison:
     """Compare two models; see `diff`."""
     one, other = (open_copy(model)[0] for model in (before, after))
     report_stage("comparing both models")
-    matching = match_models(one, other)
-    added = frozenset(node for node in other.graph if node not in matching.back)
-    return Comparison(_report(one, other, matching), other, added)
+    pairs = pair_models(one, other)
+    added = frozenset(node for node in other.graph if node not in pairs.back)
+    return Comparison(_report(one, other, pairs), other, added)
 
 
-def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport:
-    removed = [pair for scope in matching.scopes for pair in _inside(scope.name, scope.before, matching.nodes)]
-    new = [pair for scope in matching.scopes for pair in _inside(scope.name, scope.after, matching.back)]
+def _report(before: ir.Model, after: ir.Model, pairs: Pairs) -> DiffReport:
+    removed = [pair for scope in pairs.scopes for pair in _inside(scope.name, scope.before, pairs.nodes)]
+    new = [pair for scope in pairs.scopes for pair in _inside(scope.name, scope.after, pairs.back)]
     inserted: dict[str | None, list[NodeEntry]] = defaultdict(list)
     for scope, node in new:
         inserted[node.metadata_props.get(PASS_KEY)].append(_entry(scope, node))
     added = inserted.pop(None, [])
-    matched = sum(node in matching.nodes for node in before.graph)
-    pairs = list(matching.values.items())
+    matched = sum(node in pairs.nodes for node in before.graph)
+    values = list(pairs.values.items())
     graphs: list[tuple[Graph, ...]] = [(model.graph, *model.functions.values()) for model in (before, after)]
     ops = [Counter(op_name(node) for graph in each for node in graph.all_nodes()) for each in graphs]
     functions = [{"::".join(filter(None, key)) for key in model.functions} for model in (before, after)]
@@ -86,15 +87,15 @@ def _report(before: ir.Model, after: ir.Model, matching: Matching) -> DiffReport
         inserted={name: tuple(entries) for name, entries in inserted.items() if name is not None},
         added=tuple(added),
         removed=tuple(_entry(*found) for found in removed),
-        attributes=tuple(_attributes(matching)),
-        rewired=tuple(_rewired(matching)),
+        attributes=tuple(_attributes(pairs)),
+        rewired=tuple(_rewired(pairs)),
         renamed=tuple(
             Change(node_name(producer), one.name or "", other.name or "")
-            for one, other in pairs
+            for one, other in values
             if one.name != other.name and (producer := other.producer()) is not None
         ),
-        retyped=tuple(_retyped(pairs)),
-        reordered=_is_reordered(matching, after),
+        retyped=tuple(_retyped(values)),
+        reordered=_is_reordered(pairs, after),
         **_only("inputs", _by_name(before.graph.inputs), _by_name(after.graph.inputs)),
         **_only("outputs", _by_name(before.graph.outputs), _by_name(after.graph.outputs)),
         **_only("initializers", before.graph.initializers, after.graph.initializers),
@@ -123,17 +124,17 @@ def _entry(scope: str, node: ir.Node) -> NodeEntry:
     )
 
 
-def _is_reordered(matching: Matching, after: ir.Model) -> bool:
+def _is_reordered(pairs: Pairs, after: ir.Model) -> bool:
     place = {node: i for i, node in enumerate(after.graph)}
-    places = [place[matching.nodes[node]] for node in matching.scopes[0].before if node in matching.nodes]
+    places = [place[pairs.nodes[node]] for node in pairs.scopes[0].before if node in pairs.nodes]
     return any(a > b for a, b in itertools.pairwise(places))
 
 
 # --- edges, values and attributes of common nodes -------------------------------------------------------------------
 
 
-def _attributes(matching: Matching) -> Iterator[Change]:
-    for one, other in matching.nodes.items():
+def _attributes(pairs: Pairs) -> Iterator[Change]:
+    for one, other in pairs.nodes.items():
         for name in dict.fromkeys((*one.attributes, *other.attributes)):
             pair = [attributes.get(name) for attributes in (one.attributes, other.attributes)]
             before, after = ((None, "") if a is None else (a.type, attribute_text(a)) for a in pair)
@@ -141,25 +142,25 @@ def _attributes(matching: Matching) -> Iterator[Change]:
                 yield Change(f"{node_name(other)}.{name}", before[1], after[1])
 
 
-def _rewired(matching: Matching) -> Iterator[Rewiring]:
-    for scope in matching.scopes:
+def _rewired(pairs: Pairs) -> Iterator[Rewiring]:
+    for scope in pairs.scopes:
         for one in scope.before:
-            other = matching.nodes.get(one)
+            other = pairs.nodes.get(one)
             if other is None:
                 continue
             for i, (before, after) in enumerate(itertools.zip_longest(one.inputs, other.inputs)):
-                if not _is_same(matching, before, after):
+                if not _is_same(pairs, before, after):
                     yield Rewiring(node_name(other), i, _name(before), _name(after), scope.name)
-        yield from _rewired_outputs(matching, scope)
+        yield from _rewired_outputs(pairs, scope)
 
 
-def _rewired_outputs(matching: Matching, scope: Scope) -> Iterator[Rewiring]:
+def _rewired_outputs(pairs: Pairs, scope: Scope) -> Iterator[Rewiring]:
     theirs = _by_name(scope.after.outputs)
     for i, value in enumerate(scope.before.outputs):
         # Outputs of the main graph are matched by name; those of bodies and functions by position.
         by_place = scope.after.outputs[i] if i < len(scope.after.outputs) else None
         other = by_place if scope.name else theirs.get(value.name or "")
-        if other is not None and not _is_same(matching, value, other):
+        if other is not None and not _is_same(pairs, value, other):
             yield Rewiring(other.name or "", None, _giver(value), _giver(other), scope.name)
 
 
@@ -168,12 +169,13 @@ def _giver(value: ir.Value) -> str:
     return _name(value) if node is None else node_name(node)
 
 
-def _is_same(matching: Matching, one: ir.Value | None, other: ir.Value | None) -> bool:
+def _is_same(pairs: Pairs, one: ir.Value | None, other: ir.Value | None) -> bool:
     if one is None or other is None:
         return one is other or not (one or other) or not _name(one or other)
-    if one not in matching.values and one.producer() is None and other.producer() is None:
-        return one.name == other.name  # in a damaged graph: an operand without a source
-    return matching.values.get(one) is other
+    if one.producer() is None and other.producer() is None:
+        # Of two sources with one name, the content is compared elsewhere.
+        return one.name == other.name or pairs.are_equal(one, other)
+    return pairs.values.get(one) is other
 
 
 def _name(value: ir.Value | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphscale.checks.diffing.match import attribute_text, tensor_text
+from graphscale.checks.diffing.texts import attribute_text, tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.lanes import Layout
 from graphscale.checks.drawing.scene import BADGES, Box, Scene

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place
-from graphscale.checks.diffing.match import tensor_text
+from graphscale.checks.diffing.texts import tensor_text
 from graphscale.checks.drawing.drawing_context import DrawingContext, Phase
 from graphscale.checks.drawing.wiring import Wiring
 from graphscale.flow.degree import ZERO, Degree

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -20,8 +20,6 @@ from graphscale.graph.types import holds_all
 from graphscale.operators import OPERATORS, Operator, Trait
 
 __all__ = ["Call", "build", "form"]
-
-_LEAST = 1e-4  # of a factor that keeps its digits in float16, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,13 +155,9 @@ def _where(call: Call) -> int | None:
         return call.operands[index] if call.keeps(index) else None
     if new == old and call.keeps(1):
         return new
-    view = terms.operation(condition, "View")
-    negated = terms.operation(condition if view is None else view.operands[0], "Not")
-    if negated is None:
+    flag = _operand_of(call, condition, "Not")
+    if flag is None:
         return None
-    flag = negated.operands[0]
-    if view is not None:
-        flag = dataclasses.replace(call, dtype=ir.DataType.BOOL).to("View", flag, shape=terms.shapes[condition or 0])
     return call.to("Where", flag, old, new, shape=call.shape)
 
 
@@ -193,32 +187,15 @@ def _logic(call: Call) -> int | None:
 # --- products with one ------------------------------------------------------------------------------------------------
 
 
-@form("Add", "Div", "Mul", "Sub")
-def _broadcast(call: Call) -> int | None:
-    """Write a constant of one number, that gives the result no axes, as a scalar."""
-    terms = call.terms
-    for index, term in enumerate(call.operands):
-        array = terms.array(term)
-        if array is not None and array.ndim and array.size and (array == array.flat[0]).all():
-            other = call.operands[1 - index]
-            if other is not None and call.shape is not None and terms.shapes[other] == call.shape:
-                operands = [other, other]
-                operands[index] = terms.array_term(array.reshape(-1)[0].reshape(()))
-                return call.to(call.op_type, *operands, shape=call.shape)
-    return None
-
-
-@form("Mul")
-def _mul(call: Call) -> int | None:
-    for index in (0, 1):
-        if call.terms.holds(call.operands[1 - index], 1) and call.keeps(index):
+@form("Mul", "Div", "Pow")
+@form("Add", "Sub", exact=False)
+def _neutral(call: Call) -> int | None:
+    """Drop a factor, divisor or exponent of one, or a term of zero: that only turns -0.0 into 0.0."""
+    number = int(call.op_type not in ("Add", "Sub"))
+    for index in (0, 1) if call.op_type in ("Add", "Mul") else (0,):
+        if call.terms.holds(call.operands[1 - index], number) and call.keeps(index):
             return call.operands[index]
     return None
-
-
-@form("Div", "Pow")
-def _div(call: Call) -> int | None:
-    return call.operands[0] if call.terms.holds(call.operands[1], 1) and call.keeps(0) else None
 
 
 @form("Div")
@@ -234,42 +211,24 @@ def _inverse(call: Call) -> int | None:
     return call.operands[0] if call.terms.holds(call.operands[0], 1) else None
 
 
-@form("Add", "Sub", exact=False)
-def _add_zero(call: Call) -> int | None:
-    """Drop a zero: it only turns -0.0 into 0.0."""
-    for index in (0, 1) if call.op_type == "Add" else (0,):
-        if call.terms.holds(call.operands[1 - index], 0) and call.keeps(index):
-            return call.operands[index]
-    return None
-
-
-@form("Mul", exact=False)
-def _mul_constants(call: Call) -> int | None:
-    """Multiply the constants of a product of products."""
-    terms = call.terms
-    for one, other in (call.operands, call.operands[::-1]):
-        inner, factor = terms.operation(one, "Mul"), terms.array(other)
-        if inner is not None and factor is not None and factor.ndim == 0:
-            for value, number in (inner.operands, inner.operands[::-1]):
-                first = terms.array(number)
-                if first is not None and first.ndim == 0 and first.dtype == factor.dtype:
-                    return call.to("Mul", value, terms.array_term(np.multiply(first, factor)), shape=call.shape)
-    return None
-
-
 @form("Mul", exact=False)
 def _mul_by_inverse(call: Call) -> int | None:
     """Write `x * (1/y)` as `x / y`."""
-    terms = call.terms
     for one, other in (call.operands, reversed(call.operands)):
-        view = terms.operation(other, "View")
-        inner = terms.operation(other if view is None else view.operands[0], "Reciprocal")
-        if inner is not None:
-            divisor = inner.operands[0]
-            if view is not None:
-                divisor = call.to("View", divisor, shape=terms.shapes[other or 0])
+        divisor = _operand_of(call, other, "Reciprocal")
+        if divisor is not None:
             return call.to("Div", one, divisor, shape=call.shape)
     return None
+
+
+def _operand_of(call: Call, term: int | None, op_type: str) -> int | None:
+    """Return the operand of an elementwise operator that gives a term, or gives it in another shape."""
+    terms = call.terms
+    view = terms.operation(term, "View")
+    inner = terms.operation(term if view is None else view.operands[0], op_type)
+    if term is None or inner is None or view is None:
+        return None if inner is None else inner.operands[0]
+    return dataclasses.replace(call, dtype=terms.dtypes[term]).to("View", inner.operands[0], shape=terms.shapes[term])
 
 
 @form("Div", exact=False)
@@ -294,14 +253,16 @@ def _mul_twice(call: Call) -> int | None:
 
 
 def _normal(terms: Terms, compute: Callable[..., Any], *operands: int | None) -> int | None:
-    """Return the constant that follows from others; None for other terms, and where all digits may be lost."""
+    """Return the constant that follows from others; None for other terms, and where digits are lost."""
     arrays = [array for term in operands if (array := terms.array(term)) is not None and array.dtype.kind in "fV"]
     if len(arrays) < len(operands):
         return None
+    limits = ml_dtypes.finfo(arrays[0].dtype)  # type: ignore[no-untyped-call]
     with np.errstate(all="ignore"):
         result = np.asarray(compute(*arrays)).astype(arrays[0].dtype)
         sizes = np.abs(result.astype(np.float64))
-    return terms.array_term(result) if ((sizes > _LEAST) & (sizes < 1 / _LEAST)).all() else None
+    is_normal = (sizes >= float(limits.tiny)) & (sizes <= float(limits.max))
+    return terms.array_term(result) if is_normal.all() else None
 
 
 # --- matrix products --------------------------------------------------------------------------------------------------

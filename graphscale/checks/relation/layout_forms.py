@@ -106,7 +106,7 @@ def _axes_of(call: Call) -> tuple[int, ...] | None:
     return None if shape is None else tuple(given or reversed(range(len(shape))))
 
 
-@form(Trait.ELEMENTWISE, exact=False)
+@form(Trait.ELEMENTWISE)
 def _spread_later(call: Call) -> int | None:
     """Write a constant of equal elements as one, beside an operand that has the shape of the result."""
     terms = call.terms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections import Counter
@@ -110,6 +109,10 @@ class Numbering:
             if folded is not None:
                 return [Number(folded, ZERO if self.terms.holds(folded, 0) else elements[0])]
         attributes, results = self._attributes(node), []
+        if has_trait(node, Trait.RANDOM):  # draws of equal operators differ by their order
+            key = (self._level, node.op_identifier(), *attributes.items(), *terms)
+            attributes[""] = self._draws[key]
+            self._draws[key] += 1
         for index, (value, element, known) in enumerate(zip(node.outputs, elements, types, strict=True)):
             if isinstance(element, Mixed):
                 results.append(Number(self.terms.unknown(element.reason, known[0])))
@@ -120,8 +123,6 @@ class Numbering:
                 rounds=self._rounds,
             )
             results.append(Number(build(call), element))
-        if has_trait(node, Trait.RANDOM):
-            results = self._draw(node, results)
         return results
 
     def _wide(self, dtype: ir.DataType | None) -> ir.DataType | None:
@@ -142,21 +143,6 @@ class Numbering:
         known = [told.get(value.name or "", (None, None)) for value in node.outputs]
         pairs = zip(said, known, strict=True)
         return [(one[0] or other[0], one[1] if other[1] is None else other[1]) for one, other in pairs]
-
-    def _draw(self, node: ir.Node, results: Sequence[Number]) -> list[Number]:
-        """Distinguish draws of equal operators by their order."""
-        key = (self._level, tuple(n.term for n in results))
-        count = self._draws[key]
-        self._draws[key] += 1
-        return [
-            dataclasses.replace(
-                n, term=self.terms.add(Operation("", "draw", (("", count),), (n.term,)), *self._type_of(n.term))
-            )
-            for n in results
-        ]
-
-    def _type_of(self, term: int) -> tuple[ir.DataType | None, Shape]:
-        return self.terms.dtypes[term], self.terms.shapes[term]
 
     def _fold(
         self, node: ir.Node, operands: Sequence[int | None], dtype: ir.DataType | None, shape: Shape

@@ -130,7 +130,8 @@ class Terms:
         if narrow is None:
             return term
         known = ((t, array) for t, array in self._arrays.items() if self.dtypes[t] is ir.DataType.FLOAT)
-        fits = (t for t, array in known if array.shape == narrow.shape and _same(array.astype(narrow.dtype), narrow))
+        shaped = ((t, array.astype(narrow.dtype)) for t, array in known if array.shape == narrow.shape)
+        fits = (t for t, array in shaped if array.tobytes() == narrow.tobytes())
         return next(fits, None) or self.array_term(narrow.astype(np.float32))
 
     def array(self, term: int | None) -> np.ndarray[Any, Any] | None:
@@ -183,7 +184,3 @@ class Terms:
         if key.kind != "constant":
             return str(key.key)
         return f"the constant {array}" if array is not None and array.size < 4 else f"a constant of shape {key.shape}"
-
-
-def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    return one.tobytes() == other.tobytes()

@@ -66,7 +66,7 @@ def _name_differences(
         # A tool may have renamed values, with or without the metadata.
         is_same = value is not None and goal is not None and same.values.get(value) is goal
         # A tool that changed nodes leaves values without a counterpart, which may have their names.
-        is_open = bool(same.differences) and value not in same.values and goal not in same.back
+        is_open = bool(same.differences) and value not in same.values
         if not is_same and (name != other or (value is not None and not is_open)):
             should = "which is another value in this graph" if name == other else f"and should {other!r}"
             yield f"the metadata call {name!r} the {role.replace('_', ' ')}, {should}"

@@ -22,8 +22,7 @@ def compare_models(found: ir.Model, expected: ir.Model, where: str = "the graph"
         expected: its expected form, which gets inferred types where needed.
         where: its graph, for messages.
     """
-    same = Correspondence()
-    same.compare(found.graph, expected.graph, where)
+    same = Correspondence(found, expected, where)
     _compare_functions(found, expected, same)
     if found.opset_imports != expected.opset_imports:
         same.differences.append(f"the opsets of {where} are {_opsets(found)}, and should be {_opsets(expected)}")
@@ -79,7 +78,6 @@ def _compare_functions(found: ir.Model, expected: ir.Model, same: Correspondence
             same.differences.append(f"{name} is missing")
         else:
             mine, theirs = found.functions[key], expected.functions[key]
-            same.compare(mine, theirs, name, named=False)
             if mine.opset_imports != theirs.opset_imports or not _have_equal_defaults(mine, theirs):
                 same.differences.append(f"{name} has other opsets or attributes than it should")
 

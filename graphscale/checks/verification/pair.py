@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Mapping
 
 import onnx
@@ -14,9 +13,8 @@ from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.report_reading import read_report
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.updates import same_type
-from graphscale.checks.diffing.match import match_models
+from graphscale.checks.pairing import pair_models
 from graphscale.checks.patterns import input_at, is_cast_of
-from graphscale.checks.translation.signatures import sign_nodes
 from graphscale.checks.translation.validation import Translation, find_scaled_loss, find_widened, validate_translation
 from graphscale.checks.verification.rounding_noise import find_small_types
 from graphscale.errors import AlreadyScaledError, ModelFileError, VerifyError, one_line
@@ -54,8 +52,7 @@ class Pair:
         analysis: the analysis of the original.
         states: `{input: output}` of the original's carried state, None for inputs written in place.
         kept: the states that advance on skipped steps, too.
-        nodes: `{node of the original: the same node in the scaled graph}`; where another tool changed the graph, only
-            nodes with the same names.
+        nodes: `{node of the original: the same node in the scaled graph}`.
         translation: the comparison with the original scaled again; None for a step that somebody else scaled.
         small: the types below float32 in the original, in the mixed precision of the scaled one.
         notes: facts for the user.
@@ -205,7 +202,7 @@ def open_pair(original: Model, scaled: Model, hints: Hints) -> Pair:
         analysis=found,
         states=_find_states(found),
         kept=_find_kept(found),
-        nodes=_match_nodes(first, second, translation) if lowered is None else match_models(first, second).nodes,
+        nodes=pair_models(first, second).nodes,
         translation=translation,
         small=find_small_types(first.graph),
         notes=tuple(notes),
@@ -249,33 +246,6 @@ def _expected_plain_form(expected: ir.Model, found: ir.Model) -> ir.Model:
             value.const_value = own.const_value
             plain.graph.initializers[own.name or ""] = value
     return plain
-
-
-def _match_nodes(original: ir.Model, scaled: ir.Model, translation: Translation) -> dict[ir.Node, ir.Node]:
-    """Match nodes by those of the expected model; where another tool changed some, also by computations and names."""
-    wanted = match_models(original, translation.expected).nodes
-    if not translation.graph:
-        back = {other: node for node, other in translation.nodes.items()}
-        return {node: back[other] for node, other in wanted.items() if other in back}
-    nodes = match_models(original, scaled).nodes
-    mine, theirs = _by_signature(scaled.graph), _by_signature(translation.expected.graph)
-    same = {theirs[signature]: node for signature, node in mine.items() if signature in theirs}
-    taken = {**translation.nodes, **{other: node for node, other in same.items()}}
-    found = {node: same.get(wanted[node]) if node in wanted else None for node in original.graph}
-    named = {
-        node: other
-        for node, other in nodes.items()
-        # Another tool may have used its name for another node.
-        if node not in wanted or taken.get(other, wanted[node]) is wanted[node]
-    }
-    return {**named, **{node: other for node, other in found.items() if other is not None}}
-
-
-def _by_signature(graph: ir.Graph) -> dict[bytes, ir.Node]:
-    """Return the nodes by their computations, without nodes with equal ones."""
-    signatures = sign_nodes(graph)
-    counts = Counter(signatures.values())
-    return {signature: node for node, signature in signatures.items() if counts[signature] == 1}
 
 
 def open_scaled(scaled: Model) -> tuple[Step, str]:

@@ -32,7 +32,7 @@ EXAMPLES = {
     "a dead cast to float16, and a gradient off by one in a thousand": (MOMENTUM, GRAPH, "mutant.mul' (Mul)"),
     # Metadata were believed.
     "swap two states in the metadata": (MOMENTUM, METADATA, "graphscale.state: 'fc1.weight' is"),
-    "swap two states in the graph": (MOMENTUM, GRAPH, "input 1 of 'graphscale/guard-updates/fc1"),
+    "swap two states in the graph": (MOMENTUM, GRAPH, "the output 'fc1.weight.next' of the graph is node 'graph"),
     "swap two states in the graph and in the metadata": (MOMENTUM, METADATA, "graphscale.state: 'fc1.weight' is"),
     "forge the values that the scale misses": (MOMENTUM, METADATA, "graphscale.report: 'missed'"),
     "another policy in the metadata": (MOMENTUM, GRAPH, "'multiplier'"),
@@ -64,7 +64,7 @@ EXAMPLES = {
     "count no step after 1000": (MOMENTUM, GRAPH, "mutant.min' (Min)"),
     "report no share of zeros above 0.999": (MOMENTUM, GRAPH, "mutant.min' (Min)"),
     "the first four samples alone": (SYMBOLIC, GRAPH, "mutant.slice' (Slice)"),
-    "fold the size of a batch of four": (SYMBOLIC, GRAPH, "value 'mutant.constant'"),
+    "fold the size of a batch of four": (SYMBOLIC, GRAPH, "the constant 'mutant.constant'"),
     "declare a size where the graph declares none": ("ort/gradbuilder_regression", GRAPH, "'mul_4' is declared"),
     # Initial values.
     "begin with NaN": (MOMENTUM, STARTS, "'current_loss_scale' is nan, and should be 32768.0"),

@@ -135,12 +135,16 @@ def add_function(model: onnx.ModelProto) -> None:
 
 DAMAGE: dict[str, tuple[str, Edit, str]] = {
     "constant": (TRAINING, constant("graphscale/no_window", -2.0), "the constant 'graphscale/no_window' is -2.0"),
-    "never-nan": (TRAINING, constant("graphscale/zero.float", 1e-40), f".zeroed' (Mul) {STRANGER}"),
+    "never-nan": (TRAINING, constant("graphscale/zero.float", 1e-40), "the constant 'graphscale/zero.float' is 9.99"),
     "seed": (TRAINING, constant("onnx::loss::2_grad", 0.5), "the constant 'onnx::loss::2_grad' is 0.5"),
     "squashed": (TRAINING, clip, f"node 'squash' (Tanh) {STRANGER}"),
     "dead": (TRAINING, lambda m: m.graph.node.add(op_type="Neg", input=["input"], output=["q"], name="q"), STRANGER),
     "another-scale": (TRAINING, reading("Div", 1, "current_loss_scale"), "is 'current_loss_scale', and should be"),
-    "unchecked": (TRAINING, reading("Sum", 1, "fc1.weight_grad.accumulation.buffer.sum.probe"), f"(Sum) {STRANGER}"),
+    "unchecked": (
+        TRAINING,
+        reading("Sum", 1, "fc1.weight_grad.accumulation.buffer.sum.probe"),
+        "input 1 of 'graphscale/check-f",
+    ),
     "unwritten": (TRAINING, lambda m: m.graph.node.pop(), "window_finite.written' (com.microsoft::InPl"),
     "dropped-guard": (OPTIMIZER, lambda m: node(m, "AdamWOptimizer").input.pop(), "reads 6 values, and should read 7"),
     "one-unchecked": (OPTIMIZER, reading("SequenceAt", 1, "graphscale/index.0", 2), "input 1 of"),
