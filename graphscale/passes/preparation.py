@@ -18,8 +18,13 @@ __all__ = ["needs_preparation", "prepare", "replace_training_ops"]
 
 
 def needs_preparation(model: ir.Model) -> bool:
-    """Return whether `prepare` will replace nodes of a model."""
-    return bool(model.functions) or PREVIEW_TRAINING in model.opset_imports or bool(find_fused_updates(model.graph))
+    """Return whether `prepare` will replace nodes of a model, or complete the types of its outputs."""
+    is_plain = not model.functions and PREVIEW_TRAINING not in model.opset_imports
+    return not is_plain or _lacks_types(model.graph) or bool(find_fused_updates(model.graph))
+
+
+def _lacks_types(graph: ir.Graph) -> bool:
+    return any(value.dtype is None or value.shape is None for value in graph.outputs)
 
 
 def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
@@ -41,7 +46,7 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
 
         if LowerOptimizers()(model).modified:
             warnings.append(f"the {PREVIEW_TRAINING} optimizers, which no runtime executes, were spelled out")
-    if any(value.dtype is None or value.shape is None for value in model.graph.outputs):
+    if _lacks_types(model.graph):
         from graphscale.graph.inference import complete_types
 
         complete_types(model)

@@ -103,7 +103,7 @@ def lint(
         states=len(context.states),
         gradients=len(context.unscaled),
         nodes=nodes,
-        hint=_HINT if original is None and context.step is None and context.scale is not None else "",
+        hint=_HINT if original is None and not context.step.scales and context.scale is not None else "",
     )
 
 
