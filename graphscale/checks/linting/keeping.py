@@ -14,7 +14,7 @@ from graphscale.checks.linting.lint_report import Finding, report
 from graphscale.checks.linting.state_search import Carry, find_in_place
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.stamp import Stamp
-from graphscale.graph.values import constant_number, is_source, node_name, op_name
+from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, ScaledValue
 
@@ -96,7 +96,8 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
     known = {*carried, *with_roles, *stamp.state.values(), *(f"{name}.next" for name in carried)}
     exempt = context.exempt(context.nexts)
     for state, output in ((update.input, update.output) for update in context.understood.updates):
-        if state.name not in carried and output.name not in known and output not in exempt:
+        is_constant = is_scalar(state) and not state.is_graph_input()
+        if not is_constant and state.name not in carried and output.name not in known and output not in exempt:
             yield _describe_state(context, f"output {output.name!r} may be the next value of", output, state)
     accumulators = set(report_of.get("accumulators", ()))
     # Without a check, no step is skipped: the original's statistics need no guard.
