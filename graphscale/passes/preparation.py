@@ -14,17 +14,7 @@ from graphscale.passes.graph_pass import run_passes
 from graphscale.step.understanding import understand
 from graphscale.targets import IN_ONNX_DOMAIN, Target
 
-__all__ = ["needs_preparation", "prepare", "replace_training_ops"]
-
-
-def needs_preparation(model: ir.Model) -> bool:
-    """Return whether `prepare` will replace nodes of a model, or complete the types of its outputs."""
-    is_plain = not model.functions and PREVIEW_TRAINING not in model.opset_imports
-    return not is_plain or _lacks_types(model.graph) or bool(find_fused_updates(model.graph))
-
-
-def _lacks_types(graph: ir.Graph) -> bool:
-    return any(value.dtype is None or value.shape is None for value in graph.outputs)
+__all__ = ["prepare", "replace_training_ops"]
 
 
 def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
@@ -46,7 +36,7 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
 
         if LowerOptimizers()(model).modified:
             warnings.append(f"the {PREVIEW_TRAINING} optimizers, which no runtime executes, were spelled out")
-    if _lacks_types(model.graph):
+    if any(value.dtype is None or value.shape is None for value in model.graph.outputs):
         from graphscale.graph.inference import complete_types
 
         complete_types(model)
