@@ -53,9 +53,10 @@ def find_flag(
 
 
 def _restricted(view: View, flag: ir.Value, below: Collection[ir.Value]) -> ir.Value | None:
-    """Return the flag to which another one adds a condition, such as that of a stuck scale; None for others."""
+    """Return the flag that another one views, or adds a condition to, such as that of a stuck scale."""
     node = flag.producer()
-    operands = [v for v in inputs_of(node) if v in below] if node is not None and node.op_type in ("And", "Or") else []
+    is_known = node is not None and (node.op_type in ("And", "Or") or has_trait(node, Trait.VIEW))
+    operands = [value for value in inputs_of(node) if value in below] if node is not None and is_known else []
     if len(operands) < 2:
         return next(iter(operands), None)
     both = zip(operands, reversed(operands), strict=True)
