@@ -14,12 +14,7 @@ from graphscale.passes.graph_pass import run_passes
 from graphscale.step.understanding import understand
 from graphscale.targets import IN_ONNX_DOMAIN, Target
 
-__all__ = ["needs_preparation", "prepare", "replace_training_ops"]
-
-
-def needs_preparation(model: ir.Model) -> bool:
-    """Return whether `prepare` will replace nodes of a model."""
-    return bool(model.functions) or PREVIEW_TRAINING in model.opset_imports or bool(find_fused_updates(model.graph))
+__all__ = ["prepare", "replace_training_ops"]
 
 
 def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
-from itertools import permutations
 
 import onnx_ir as ir
 
@@ -30,7 +28,7 @@ _QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 def find_flag(
     view: View, sources: Collection[ir.Value], states: Collection[ir.Value], numbers: Collection[ir.Value]
 ) -> ir.Value | None:
-    """Find the flag that decides on a step: at the root of most conditions, or the last one.
+    """Find the flag that decides on a step: the last one that most conditions depend on.
 
     The `sources` are the values that gradients are computed from, the `numbers` the next values of the loss scale's
     state.
@@ -38,39 +36,31 @@ def find_flag(
     tests = (node for node in view.nodes if _is_test(node) and any(v in sources for v in view.operands(node)))
     # A flag that a body chooses is not the test itself.
     data = {v for node in view.nodes for v in node.outputs if subgraphs(node) or not view.is_logic(v)}
-    flags = view.descendants((value for node in tests for value in node.outputs), data)
-    root_of = functools.cache(lambda condition: _root(view, flags, condition))
-    roots = (root_of(condition) for node in view.nodes for condition in _conditions(node, states))
-    for root, _ in Counter(root for root in roots if root is not None).most_common(1):
-        return root
-    for candidates in (view.ancestors(numbers), set(view.graph.outputs)):
-        last = [v for node in view.nodes for v in node.outputs if v in flags and v in candidates]
-        if last:
-            return _root(view, flags, last[-1])
+    below = view.descendants((value for node in tests for value in node.outputs), data)
+    flags = [value for node in view.nodes for value in node.outputs if value in below and value in view.flags]
+    conditions = Counter(condition for node in view.nodes for condition in _conditions(node, states))
+    decided = Counter[ir.Value]()
+    for condition, count in conditions.items():
+        decided.update(dict.fromkeys(view.ancestors([condition], lambda value: value not in below), count))
+    most = max((decided[flag] for flag in flags), default=0)
+    for likely in ({v for v in flags if decided[v] == most > 0}, view.ancestors(numbers), set(view.graph.outputs)):
+        flag = next((value for value in reversed(flags) if value in likely), None)
+        while flag is not None and (above := _restricted(view, flag, below)) is not None:
+            flag = above
+        if flag is not None:
+            return flag
     return None
 
 
-def _root(view: View, flags: Collection[ir.Value], value: ir.Value) -> ir.Value | None:
-    """Return the flag at the root of a condition, past views, negations and other flags."""
-    while value in flags:
-        node = value.producer()
-        if node is None or _is_test(node):
-            return value
-        operands = [operand for operand in inputs_of(node) if operand in flags]
-        below = operands[0].producer()
-        # The negation of a test is the flag itself: `not any_nan`.
-        is_negation = node.op_type == "Not" and not (below is not None and _is_test(below))
-        is_logic = node.op_type in ("And", "Or")
-        if is_logic and len(operands) == 2:
-            above = (v for v, w in permutations(operands) if v in view.ancestors([w], stop={v}.__contains__))
-            value, last = next(above, value), value
-            if value is last:
-                return value
-        elif has_trait(node, Trait.VIEW) or is_negation or (is_logic and len(operands) == 1):
-            value = operands[0]
-        else:
-            return value
-    return None
+def _restricted(view: View, flag: ir.Value, below: Collection[ir.Value]) -> ir.Value | None:
+    """Return the flag that another one views, or adds a condition to, such as that of a stuck scale."""
+    node = flag.producer()
+    is_known = node is not None and (node.op_type in ("And", "Or") or has_trait(node, Trait.VIEW))
+    operands = [value for value in inputs_of(node) if value in below] if node is not None and is_known else []
+    if len(operands) < 2:
+        return next(iter(operands), None)
+    both = zip(operands, reversed(operands), strict=True)
+    return next((v for v, other in both if v in view.ancestors([other], lambda each: each not in below)), None)
 
 
 def _conditions(node: ir.Node, states: Collection[ir.Value]) -> Iterator[ir.Value]:

@@ -36,7 +36,7 @@ def _covered(context: LintContext, check: Check) -> Iterator[Finding]:
         return
     by_node: dict[tuple[str, ir.Node | None], list[ir.Value]] = {}
     # The original says that it is the loss: it may show an overflow, and changes nothing.
-    shown = context.step.loss if context.step is not None and context.stamp is None else None
+    shown = context.loss if context.step.scales and context.stamp is None else None
     for value in (value for value in _escaping(context, check) if value is not shown):
         for code, node in _missing(check, value):
             by_node.setdefault((code, node), []).append(value)

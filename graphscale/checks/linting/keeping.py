@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hazards import find_unordered_readers
-from graphscale.analysis.scales import sources_of
-from graphscale.analysis.updates import is_constant_view, same_type
 from graphscale.checks.linting.lint_context import LintContext, rule
 from graphscale.checks.linting.lint_report import Finding, report
-from graphscale.checks.linting.state_search import Carry, find_in_place, held_state
+from graphscale.checks.linting.state_search import Carry, find_in_place
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.stamp import Stamp
 from graphscale.graph.values import constant_number, is_scalar, is_source, node_name, op_name
-from graphscale.operators import Trait, nodes_with
 from graphscale.policy.loss_scale import DynamicLossScale
 from graphscale.policy.names import COUNTERS, ScaledValue
 
@@ -68,9 +65,12 @@ def _metadata(context: LintContext) -> Iterator[Finding]:
     for name in dict.fromkeys(missing):
         place = "" if name not in context.values else " as an output"
         yield report("GS503", f"the metadata name {name!r}, which the graph does not have{place}")
-    for value in _forgotten(context, stamp.state) if stamp.state else ():
-        message = f"{value.name!r} is carried, and the metadata do not say what its next value is"
-        yield report("GS503", message, value=value)
+    written = {state.value.name for state in find_in_place(context.nodes)}
+    known = {*stamp.carried, *stamp.names.values()}.difference(stamp.state, written)
+    for value in (update.input for update in context.understood.updates if stamp.state and update.input.name in known):
+        yield report(
+            "GS503", f"{value.name!r} is carried, and the metadata do not say what its next value is", value=value
+        )
 
 
 @rule("GS506")
@@ -91,24 +91,17 @@ def _unexplained(context: LintContext) -> Iterator[Finding]:
     stamp = context.stamp
     if stamp is None or _is_other_part(context, stamp):
         return
-    graph, exempt = context.graph, context.exempt(context.nexts)
     report_of, carried = stamp.report, {*stamp.carried, *stamp.names.values()}
     with_roles = {entry.get("name") for entry in report_of.get("roles", ()) if isinstance(entry, dict)}
     known = {*carried, *with_roles, *stamp.state.values(), *(f"{name}.next" for name in carried)}
-    leaves = (value for value in sources_of(graph) if value.is_graph_input() or not is_scalar(value))
-    free = {value for value in leaves if value.name not in carried}
-    for output in (v for v in graph.outputs if v.name not in known and v not in exempt):
-        above = context.ancestors([output])
-        added = [v for v in graph.inputs if v in free and v.name not in with_roles and same_type(v, output)]
-        near = held_state(output, free) if output.producer() is not None and not is_constant_view(output) else None
-        state = next((v for v in added if v in above or f"{output.name}".startswith(f"{v.name}")), near)
-        if state is not None:
-            carried.add(state.name or "")
-            free.discard(state)
+    exempt = context.exempt(context.nexts)
+    for state, output in ((update.input, update.output) for update in context.understood.updates):
+        is_constant = is_scalar(state) and not state.is_graph_input()
+        if not is_constant and state.name not in carried and output.name not in known and output not in exempt:
             yield _describe_state(context, f"output {output.name!r} may be the next value of", output, state)
     accumulators = set(report_of.get("accumulators", ()))
     # Without a check, no step is skipped: the original's statistics need no guard.
-    for found in () if context.check is None else find_in_place(graph.all_nodes()):
+    for found in () if context.check is None else find_in_place(context.graph.all_nodes()):
         node, value = found.node, found.value
         if node is not None and value.name not in carried and node_name(node) not in accumulators and is_source(value):
             yield _describe_state(context, f"{op_name(node)} writes in place", node.outputs[0], value)
@@ -121,26 +114,13 @@ def _describe_state(context: LintContext, message: str, following: ir.Value, sta
     return report("GS407", text, following.producer(), state)
 
 
-def _forgotten(context: LintContext, state: Mapping[str, str]) -> Iterator[ir.Value]:
-    """Return the state that a graph carries through an output without a name in the metadata."""
-    graph, outcomes = context.graph, context.outcomes
-    own = () if context.scale is None else context.scale.scalars.leaves
-    carried = [value for value in graph.inputs if value in own and value.uses()]
-    for output in () if outcomes is None else graph.outputs:
-        applied, old = (each.of(output) for each in outcomes or ())
-        if isinstance(old, ir.Value) and old.is_graph_input() and old is not applied and same_type(output, old):
-            carried.append(old)
-    in_place = {node.inputs[0] for node in nodes_with(graph, Trait.ACCUMULATOR)}
-    return (value for value in dict.fromkeys(carried) if value.name not in state and value not in in_place)
-
-
 @rule("GS107", "GS504", "GS505")
 def _beginnings(context: LintContext) -> Iterator[Finding]:
     """Find the scale and counts that begin outside of their range, or not as the policy does."""
     step, scale = context.step, context.scale
-    policy = None if step is None else step.scale.policy
+    policy = step.scale.policy if step.scales else None
     values: dict[str, ir.Value] = {role: value for role, value in context.named.items() if role != _SCALE}
-    if scale is not None and (step is not None or scale.value is scale.scalars.symbol):
+    if scale is not None and (step.scales or scale.value is scale.scalars.symbol):
         values[_SCALE] = scale.value
     numbers = {r: number for r, v in values.items() if (number := constant_number(v, initial=True)) is not None}
     most_of = {role: numbers.get(_BOUNDS.get(role, ""), math.inf) for role in (*COUNTERS, ScaledValue.BAD_STEPS)}

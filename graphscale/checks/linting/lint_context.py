@@ -32,10 +32,11 @@ class LintContext(View):
 
     Attributes:
         model: it.
-        step: the step of a scaled file, by its metadata or its original; None for others.
+        step: the step of a scaled file, by its metadata or its original; of others, by the graph alone.
         stamp: the metadata; None for a file without any.
         half: the half of a split step: "gradients", a "stage" of several for them, or "update"; else None.
         named: the values in the metadata, by role.
+        loss: the loss, one without an effect of the loss scale where there is a choice; None if there is none.
         states: the carried state, without that of the loss scale.
         scale_states: the state of the loss scale.
         scale: the loss scale, or None.
@@ -50,19 +51,23 @@ class LintContext(View):
     def __init__(self, model: ir.Model, name: str, scale: str | None = None, step: Step | None = None) -> None:
         super().__init__(model, name)
         self.model = model
-        self.step = step = read(model, name) if is_scaled(model) else step
-        self.stamp = None if step is None or not is_scaled(model) else step.stamp
+        self.stamp = None
+        if is_scaled(model):
+            step = read(model, name)
+            self.stamp = step.stamp
+        self.step = step = self.understood if step is None else step
         self.half, cut = _read_half(model, name)
-        self.named = named = {} if step is None else step.named
+        self.named = named = step.named if step.scales else {}
         # Further state of the loss scale: the counts of its policy and of telemetry.
-        counts = [] if step is None else [value for value in step.added if value is not step.scale.value]
-        self._losses = [named["loss"]] if "loss" in named else find_loss_candidates(self.graph, set())
-        not_states = [named[role] for role in ("loss", "all_finite") if role in named]
-        found = find_states(self, None if step is None else step.carried, not_states, self._losses)
+        counts = [value for value in step.added if value is not step.scale.value] if step.scales else []
+        found = find_states(self, step)
         given = named.get("loss_scale") if scale is None else find_named_scale(self, scale)
+        losses = [value for value in step.losses if value.graph is not None]
         self.scale = None
-        if given is not None or step is None or "loss_scale" not in step.stamp.names:
-            self.scale = find_scale(self, found, given, counts, self._losses)
+        if given is not None or not step.scales or "loss_scale" not in step.stamp.names:
+            self.scale = find_scale(self, found, given, counts, losses)
+        touched = set() if self.scale is None or step.scales else self.scale.touched
+        self.loss = next((loss for loss in losses if loss not in touched), losses[0] if losses else None)
         self.nexts = {} if self.scale is None else self.scale.nexts
         own = {*self.nexts, *(() if self.scale is None else counts)}
         self.states = [state for state in found if state.value not in own]
@@ -74,7 +79,7 @@ class LintContext(View):
         self.sources = self.descendants(self.roots) if reduced or self.scale is None else self.scale.touched
         self.check = self.window_check = None
         # With a fixed scale, a step with a loss has a check only by the metadata, not by its own comparisons.
-        is_fixed = step is not None and step.scale.is_fixed
+        is_fixed = bool(step.scales) and step.scale.is_fixed
         if self.half not in ("gradients", "stage") and (not is_fixed or "all_finite" in named or "loss" not in named):
             self.check = self._find_check(named.get("all_finite"), {state.value for state in found})
         numbers = self.nexts.values()
@@ -95,26 +100,18 @@ class LintContext(View):
         return self.scale is not None and value in self.scale.scalars.values
 
     @functools.cached_property
-    def topology(self) -> Topology | None:
-        """The forward and the backward part; None without a loss."""
-        loss = self._find_loss() if self._losses else None
-        return None if loss is None else Topology(self.graph, loss)
-
-    def _find_loss(self) -> ir.Value | None:
-        """Return the loss: that of the metadata or of the analysis, or an unscaled scalar output."""
-        if self.step is None and self.scale is None:
-            # A graph that cannot be scaled may still have a loss.
-            return self._losses[0] if self._analysis is None else self._analysis.loss
-        reached = set() if self.scale is None or self.step is not None else self.scale.touched
-        return next((loss for loss in self._losses if loss not in reached), self._losses[0])
-
-    @functools.cached_property
-    def _analysis(self) -> Step | None:
-        """The analysis as for scaling; None if the graph cannot be scaled."""
+    def understood(self) -> Step:
+        """The step by its graph alone, as for scaling; with no more than a loss if the graph cannot be scaled."""
         try:
             return understand(self.model, asking=False)
         except GraphscaleError:
-            return None
+            losses = find_loss_candidates(self.graph, set())
+            return Step(graph=self.graph, loss=losses[0] if losses else ir.val(""), model=self.model)
+
+    @functools.cached_property
+    def topology(self) -> Topology | None:
+        """The forward and the backward part; None without a loss."""
+        return None if self.loss is None else Topology(self.graph, self.loss)
 
     @functools.cached_property
     def backward_operators(self) -> list[ir.Node]:
@@ -127,11 +124,10 @@ class LintContext(View):
     @property
     def is_inference(self) -> bool:
         """True if nothing in the model belongs to training: no gradient, no state, no loss scale, no check."""
-        known = (self.step, self.half, self.scale, self.check)
-        if self.states or self.roots or any(each is not None for each in known):
+        known = (self.half, self.scale, self.check)
+        if self.states or self.roots or self.step.scales or any(each is not None for each in known):
             return False
-        has_gradients = self._analysis is not None and bool(self._analysis.gradients)
-        return not self.backward_operators and not has_gradients
+        return not self.backward_operators and not self.step.gradients
 
     @functools.cached_property
     def outcomes(self) -> tuple[Outcomes, Outcomes] | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from graphscale.analysis.updates import find_fused_updates
 from graphscale.checks.linting import (  # noqa: F401 - importing them fills RULES
     checking,
     guarding,
@@ -28,7 +29,8 @@ from graphscale.graph.stamp import is_scaled
 from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import node_name
 from graphscale.lowering.lower_model import is_lowered, lower_model, plain_form
-from graphscale.passes.preparation import needs_preparation, prepare
+from graphscale.operators import PREVIEW_TRAINING
+from graphscale.passes.preparation import prepare
 from graphscale.pipeline import Model, open_copy
 from graphscale.process.stages import report_stage
 from graphscale.step.training_step import Step
@@ -74,13 +76,13 @@ def lint(
     chosen -= {code for prefix in ignore for code in _matching(prefix)}
     work, name = model, "the model"
     # A copy is needed only to replace nodes that hide the gradient path.
-    if not isinstance(work, ir.Model) or needs_preparation(work) or original is not None:
+    if not isinstance(work, ir.Model) or _is_unprepared(work) or original is not None:
         work, name = open_copy(model)
     nodes = len(work.graph)
     found: list[Finding] = []
     if is_lowered(work):
         work, found = _read_lowered(work, name)
-    if needs_preparation(work):
+    if _is_unprepared(work):
         prepare(work)
     report_stage("looking for the loss scale and the carried state")
     context = LintContext(work, name, scale, None if original is None else _read_step(work, name, original))
@@ -103,8 +105,15 @@ def lint(
         states=len(context.states),
         gradients=len(context.unscaled),
         nodes=nodes,
-        hint=_HINT if original is None and context.step is None and context.scale is not None else "",
+        hint=_HINT if original is None and not context.step.scales and context.scale is not None else "",
     )
+
+
+def _is_unprepared(model: ir.Model) -> bool:
+    """Return whether `prepare` will replace nodes of a model, or complete the types of its outputs."""
+    is_plain = not model.functions and PREVIEW_TRAINING not in model.opset_imports
+    is_typed = all(value.dtype is not None and value.shape is not None for value in model.graph.outputs)
+    return not (is_plain and is_typed) or bool(find_fused_updates(model.graph))
 
 
 def _read_step(model: ir.Model, name: str, original: Model) -> Step | None:

@@ -6,7 +6,7 @@ loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -16,7 +16,7 @@ from graphscale.checks.linting.state_search import State
 from graphscale.checks.linting.view import View
 from graphscale.errors import LossError, suggest
 from graphscale.graph.cones import producers_of
-from graphscale.graph.values import constant_tensor, is_float, is_scalar, subgraphs, value_label
+from graphscale.graph.values import constant_tensor, is_float, is_scalar, value_label
 from graphscale.graph.walks import is_contradiction, source_by_trait
 from graphscale.operators import Trait, has_trait
 
@@ -81,7 +81,10 @@ def _complete(
 ) -> Scale:
     leaves = {value, *roles} if value.producer() is None else {*roles}
     if not roles and value in nexts:
-        leaves.update(leaf for leaf in _bookkeeping_leaves(view, nexts[value]) if leaf in nexts)
+        # Its next value depends on gradients through flags alone, and on the rest of its state.
+        others = view.numbers(frozenset(filter(is_scalar, nexts)))
+        above = view.ancestors([nexts[value]], lambda each: each not in others)
+        leaves.update(leaf for leaf in above if leaf in nexts and leaf in others)
     numbers = view.numbers(frozenset(v for v in (*leaves, symbol or value) if constant_tensor(v) is None))
     scalars = Bookkeeping(numbers, leaves, symbol or value)
     effective = _effective(scalars) if scalars.symbol is value else None
@@ -94,21 +97,6 @@ def _effective(scalars: Bookkeeping) -> ir.Value | None:
     first, *others = find_candidates(scalars.symbol, {scalars.symbol: 1}, scalars.values)
     counts = {other.symbol: len(other.products) + len(other.divisions) for other in others}
     return None if first.products else max((v for v in counts if counts[v]), key=lambda v: counts[v], default=None)
-
-
-def _bookkeeping_leaves(view: View, following: ir.Value) -> Iterator[ir.Value]:
-    """Yield the scalars that a next scale is computed from, without those of the finite check."""
-
-    def ends(value: ir.Value) -> bool:
-        node = value.producer()
-        is_test = node is not None and (has_trait(node, Trait.FINITENESS_TEST | Trait.REDUCTION) or subgraphs(node))
-        return bool(is_test) or not _may_be_scalar(value)
-
-    return filter(_may_be_scalar, view.ancestors([following], ends))
-
-
-def _may_be_scalar(value: ir.Value) -> bool:
-    return value.shape is None or is_scalar(value)
 
 
 def _is_tested(view: View, following: ir.Value | None) -> bool:

@@ -143,7 +143,7 @@ def _is_covered(context: LintContext, scale: Scale) -> bool:
 
 @rule("GS106")
 def _float16_without_scale(context: LintContext) -> Iterator[Finding]:
-    if context.scale is not None or context.step is not None or not context.roots:
+    if context.scale is not None or context.step.scales or not context.roots:
         return
     low = [node for node in context.backward_operators if _is_float16(context, node)]
     if low:

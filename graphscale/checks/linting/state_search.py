@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 
 import onnx_ir as ir
 
-from graphscale.analysis.scales import sources_of
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients, is_constant_view, same_type
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
 from graphscale.checks.linting.view import View
 from graphscale.checks.patterns import assigns, input_at
 from graphscale.graph.values import is_scalar
 from graphscale.operators import Trait, has_trait, optimizer_of, written_inputs
-from graphscale.step.training_step import Carried
+from graphscale.step.training_step import Step
 
-__all__ = ["Carry", "State", "find_in_place", "find_states", "held_state"]
+__all__ = ["Carry", "State", "find_in_place", "find_states"]
 
 
 class Carry(enum.Enum):
@@ -46,69 +45,45 @@ class State:
     node: ir.Node | None = None
 
 
-def find_states(
-    view: View, carried: Sequence[Carried] | None, not_states: Collection[ir.Value], losses: Collection[ir.Value]
-) -> list[State]:
-    """Find the carried state, in graph order of the outputs, then of the operators that write in place.
-
-    Args:
-        view: the graph.
-        carried: the carried state of a graph that graphscale scaled; None for others, whose outputs are paired with
-            inputs and weights in them with a coefficient of at least 0.5, as in `analysis.updates`.
-        not_states: outputs that are no state: the loss, the finite check.
-        losses: the outputs that could be the loss.
-    """
-    if carried is not None:
-        found = [State(each.input, each.next, Carry.OUTPUT) for each in carried if not each.in_place]
-    else:
-        found = _without_constants(view, [*_paired(view, not_states)], losses)
-    known = {state.value for state in found}
+def find_states(view: View, step: Step) -> list[State]:
+    """Return the carried state of a step: that with a next value among the outputs, then that written in place."""
+    pairs = {each.next: each.input for each in step.carried if not each.in_place}
+    if not step.scales:
+        pairs = {output: each.pair for output, each in step.roles.outputs.items() if each.pair is not None}
+        pairs |= _find_held(view, pairs, () if step.roles.outputs else view.graph.inputs)
+    found = [State(value, following, Carry.OUTPUT) for following, value in pairs.items()]
+    known = {*pairs.values()}
     return found + [state for state in find_in_place(view.nodes) if state.value not in known]
 
 
-def _paired(view: View, not_states: Collection[ir.Value]) -> Iterator[State]:
-    free, constants = set(view.graph.inputs), [value for value in sources_of(view.graph) if not value.is_graph_input()]
-    weights = {value for value in constants if not is_scalar(value)}
-    scalars = {value for value in constants if is_scalar(value) and _is_like_state(value)}
-    for output in view.graph.outputs:
-        if output in not_states or output.producer() is None:
-            continue
-        best = held_state(output, free) or (None if is_constant_view(output) else held_state(output, weights))
-        if best is None and _depends_on_constants(view, output):
-            best = held_state(output, scalars)
-        if best is not None:
-            for states in (free, weights, scalars):
-                states.discard(best)
-            yield State(best, output, Carry.OUTPUT)
+def _find_held(
+    view: View, known: Container[ir.Value], inputs: Iterable[ir.Value]
+) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Yield further outputs with the states that they hold: inputs of a graph without roles, and stored numbers.
+
+    The next value of a stored number is computed from constants and flags alone.
+    """
+    free, stored = {*inputs}, {v for v in view.graph.initializers.values() if not v.is_graph_input() and _is_state(v)}
+    for output in view.graph.outputs if free or stored else ():
+        node = output.producer()
+        is_number = node is not None and node.op_type not in ("Identity", "Constant") and _may_be_number(view, output)
+        held = find_coefficients(output, free | stored if is_number else free) if output not in known else {}
+        near = {v: c for v, c in held.items() if c >= NEXT_STATE and same_type(output, v)}
+        if near:
+            yield output, (best := max(near, key=lambda value: near[value]))
+            free.discard(best)
+            stored.discard(best)
 
 
-def _without_constants(view: View, states: list[State], losses: Collection[ir.Value]) -> list[State]:
-    """Drop initializers that are no inputs, unless a loss depends on one: a gradient may contain a constant."""
-    weights = {state.value for state in states if not state.value.is_graph_input() and not is_scalar(state.value)}
-    if not weights or not weights.isdisjoint(view.ancestors(losses)):
-        return states
-    return [state for state in states if state.value not in weights]
+def _may_be_number(view: View, output: ir.Value) -> bool:
+    return (output.shape is None or is_scalar(output)) and output in view.numbers(frozenset())
 
 
-def held_state(output: ir.Value, states: Collection[ir.Value]) -> ir.Value | None:
-    """Return the state with the largest coefficient in an output, of at least 0.5."""
-    coefficients = find_coefficients(output, states) if states else {}
-    near = {v: c for v, c in coefficients.items() if c >= NEXT_STATE and same_type(output, v)}
-    return max(near, key=lambda value: near[value], default=None)
-
-
-def _is_like_state(value: ir.Value) -> bool:
-    """Return whether a number is selected or counted up, and an operand: a constant is rarely both."""
+def _is_state(value: ir.Value) -> bool:
+    """Return whether a value is a number that is selected or counted up, and an operand: a constant is rarely both."""
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     kept = any(op == "Add" or (op == "Where" and index > 0) for op, index in uses)
-    return kept and any(op not in ("Where", "Identity") for op, _ in uses)
-
-
-def _depends_on_constants(view: View, output: ir.Value) -> bool:
-    """Return whether a scalar is computed from constants and flags alone."""
-    node, may_be_scalar = output.producer(), output.shape is None or is_scalar(output)
-    is_computed = node is not None and node.op_type not in ("Identity", "Constant")
-    return is_computed and may_be_scalar and output in view.numbers(frozenset())
+    return is_scalar(value) and kept and any(op not in ("Where", "Identity") for op, _ in uses)
 
 
 def find_in_place(nodes: Iterable[ir.Node]) -> Iterator[State]:

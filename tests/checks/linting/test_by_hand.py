@@ -101,6 +101,12 @@ RIGHT = {
     "the scaled loss beside the loss": changed(
         GRADIENTS, outputs="float scaled_loss", more="scaled_loss = Mul(loss, scale)"
     ),
+    "a recurrent state": changed(
+        STEP,
+        inputs="float[5] h",
+        outputs="float[5] h_next",
+        more="moved = Tanh(h) h_next = Where(finite, moved, h)",
+    ),
     "a norm as a metric": changed(STEP, outputs="float norm", more="norm = ReduceL2<keepdims = 0>(dw)"),
     "accumulation": changed(
         GRADIENTS,
@@ -192,6 +198,10 @@ WRONG = {
             more="kept = Mul(mean, most) batch = ReduceMean<keepdims = 0>(x, rows) part = Mul(batch, rest)"
             "mean_next = Add(kept, part)",
         ),
+    ),
+    "a recurrent state": (
+        "GS401",
+        changed(STEP, inputs="float[5] h", outputs="float[5] h_next", more="h_next = Tanh(h)"),
     ),
     "a guard in place": (
         "GS401",

@@ -19,7 +19,7 @@ REFUSED = {"jax-scanned-epoch.momentum", "steps-in-loop.shuffled", "steps-in-sca
 }
 # Steps that carry float16 state, which lint finds behind the guards alone, not in the original.
 FLOAT16_STATE = pytest.mark.xfail(strict=True, reason="GS607 is true of the original, too, and not found there")
-CARRYING = {"flat-half-masters.momentum-flat", "wrap-moments-float16.momentum"}
+CARRYING = {"wrap-moments-float16.momentum"}
 STEPS = [
     pytest.param(name, marks=FLOAT16_STATE if name in CARRYING else ()) for name in sorted(set(pack.names()) - REFUSED)
 ]
