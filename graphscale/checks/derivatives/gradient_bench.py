@@ -17,7 +17,7 @@ from graphscale.checks.derivatives.differences import AGREES, DISAGREES, UNSURE,
 from graphscale.checks.derivatives.evaluators import Evaluator, find_dtypes
 from graphscale.checks.derivatives.gradient_report import UNCHECKED, WeightCheck, judge
 from graphscale.checks.running.private import Copy, extract, find_unseeded, give_seed
-from graphscale.checks.running.random_feeds import STYLES, Feeder
+from graphscale.checks.running.random_feeds import Feeder
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.values import is_float, is_scalar
@@ -109,7 +109,11 @@ class GradientBench:
         self.notes = list(feeder.notes)
         if is_random:
             self.notes.append("random numbers, such as those of dropout, are drawn from the same seeds in each run")
-        self._feeds, values = self._draw(feeder)
+        try:
+            (self._feeds,) = feeder.search(self._random, self._are_finite, rounds=_DRAWS)
+        except VerifyError as error:
+            raise VerifyError(f"{error}; give real values as feeds") from error
+        values = self._everything.run(self._feeds).outputs
         self._arrays = {g: [values[form.name or ""] for form in forms] for g, forms in self._forms.items()}
         self._here = self._loss_at({})
         rounding = 16 * float(np.finfo(dtype.numpy()).eps)
@@ -122,18 +126,8 @@ class GradientBench:
         self._everything.close()
         self._forward.close()
 
-    def _draw(self, feeder: Feeder) -> tuple[Arrays, Arrays]:
-        failure = VerifyError("the loss or a gradient is not finite on random feeds; give real values as feeds")
-        for style in STYLES * _DRAWS:
-            feeds = feeder.draw(self._random, style)
-            try:
-                values = self._everything.run(feeds).outputs
-            except VerifyError as error:  # for example an index out of range
-                failure = error
-                continue
-            if all(np.isfinite(array).all() for array in values.values()):
-                return feeds, values
-        raise failure
+    def _are_finite(self, feeds: Arrays) -> bool:
+        return all(np.isfinite(array).all() for array in self._everything.run(feeds).outputs.values())
 
     def _center(self, value: ir.Value) -> _Array:
         array = self._feeds.get(value.name or "")

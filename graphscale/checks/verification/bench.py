@@ -15,7 +15,7 @@ from graphscale.checks.verification.finite_states import FiniteStates
 from graphscale.checks.verification.oracle import Oracle
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.rounding_noise import RoundingNoise, allow_rounding
-from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite
+from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite, same_bits
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.inference import dtypes_by_name
@@ -46,14 +46,12 @@ class Bench:
     Attributes:
         oracle: the rule of the loss scale.
         original: the runner of the original, with its gradients among the outputs.
-        scaled: the runner of the scaled graph, with its unscaled gradients among the outputs.
         gradients: the names in the original of the gradients that are found in both graphs.
         lacking: the names of the other gradients.
-        untold: the names of gradients in telemetry that the scaled graph lacks.
         feeds_scale: True if the scaled graph runs at any loss scale: another tool may have folded a constant one.
         seeds: number of random operators with an added seed; None if some cannot get one.
-        replaced: number of replaced `IsAllFinite` operators, for the CPU.
-        any_finite: True if a step of both graphs had finite gradients.
+        replaced: number of replaced `IsAllFinite` operators, for the CPU, once the scaled graph is loaded.
+        compared: the number of steps of both graphs with finite gradients.
         rounding: least tolerance, for the rounding of types smaller than float32.
         lost: allowed error of values for underflow in the original, with a tolerance.
         finite_states: the states that a number in the batch must not make non-finite.
@@ -72,10 +70,11 @@ class Bench:
         self._quotients = {**dict(zip(others, others, strict=True)), **quotients}
         self.gradients = tuple(self._raw)
         self.lacking = tuple(name for name in wanted if name not in self._raw)
-        self._is_partial = not pair.proved and any(name not in quotients for name in wanted)
-        self.feeds_scale = pair.proved or pair.step.scale.value.is_graph_input()
+        self._is_partial = not pair.proved and len(quotients) < max(1, len(wanted))
+        scale = pair.step.scale
+        self.feeds_scale = pair.proved or scale.value.is_graph_input() or scale.value in scale.states.values()
         self.replaced = 0
-        self.any_finite = False
+        self.compared = 0
         self.rounding, self.lost = allow_rounding(pair.small, SMALL_TOLERANCE if pair.small else 0.0)
         # The keys of a dict are ordered, and found at once.
         self._shown = dict.fromkeys(value.name or "" for value in pair.original.graph.outputs)
@@ -93,11 +92,26 @@ class Bench:
         )
         self.stored: dict[str, str] = {}
         self._noise = RoundingNoise(copy.model, self.original, pair.states) if pair.small else None
-        self.scaled = self._make_runner(self._scaled_copy().model, "the scaled graph")
-        self._lowered: Runner | None = None
-        if pair.lowered is not None:
-            self._lowered = self._make_runner(self._copy(pair.lowered).model, "the lowered graph")
-        self.untold = [n for n in self.oracle.gradients if self._quotients.get(n) not in self.scaled.outputs]
+
+    @functools.cached_property
+    def scaled(self) -> Runner:
+        """The runner of the scaled graph, with its unscaled gradients among the outputs."""
+        return self._make_runner(self._scaled_copy().model, "the scaled graph")
+
+    @functools.cached_property
+    def _lowered(self) -> Runner | None:
+        lowered = self.pair.lowered
+        return None if lowered is None else self._make_runner(self._copy(lowered).model, "the lowered graph")
+
+    @property
+    def untold(self) -> list[str]:
+        """The names of gradients in telemetry that the scaled graph lacks."""
+        return [name for name in self.oracle.gradients if self._quotients.get(name) not in self.scaled.outputs]
+
+    def _run(self, runner: Runner, feeds: Mapping[str, Any]) -> Results:
+        """Run once, with random operators that start where those of the original do."""
+        runner.fresh = self.original.fresh
+        return runner.run(feeds)
 
     def _make_runner(self, model: ir.Model, what: str) -> Runner:
         self._runners.append(Runner(model, self._providers, what))
@@ -124,7 +138,7 @@ class Bench:
         others = {"rule": self._evaluate_rule, "skip": self._evaluate_skip, "poison": self._evaluate_poison}
         found = list(others.get(case.kind, self._evaluate_step)(case))
         if self._lowered is not None and case.kind not in ("rule", "skip"):
-            expected, got = self.scaled.run(case.feeds).outputs, self._lowered.run(case.feeds).outputs
+            expected, got = (self._run(each, case.feeds).outputs for each in (self.scaled, self._lowered))
             for name in self._lowered.outputs:
                 found += compare_values(name, expected[name], got[name], PLAIN, lost=SUBNORMAL)
         return found
@@ -135,6 +149,14 @@ class Bench:
         names = (*self.gradients, *self.lacking, *self._wholes, self.pair.analysis.loss.name)
         return all(is_finite(outputs[name]) for name in names if name in outputs)
 
+    def can_run(self, feeds: Mapping[str, Any]) -> bool:
+        """Return whether the original runs on some feeds: an index that it computes may be out of range."""
+        try:
+            self.original.run(feeds)
+        except VerifyError:
+            return False
+        return True
+
     def with_scale(self, start: Arrays, scale: float) -> Arrays:
         """Return the state with another loss scale, if it is fed to the scaled graph."""
         scale = scale if self.feeds_scale else self.oracle.initial
@@ -143,14 +165,14 @@ class Bench:
     # --- one step of both -------------------------------------------------------------------------------------------
 
     def _evaluate_step(self, case: Case) -> Iterator[Difference]:
-        expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
+        expected, got = self.original.run(case.feeds), self._run(self.scaled, case.feeds)
         gradients = self._unscaled(got)
         infinite = next((name for name, array in gradients.items() if not is_finite(array)), None)
         computes = all(is_finite(expected.outputs[name]) for name in self._wholes)
         finite, flag = infinite is None and computes, self.pair.step.all_finite
         if self._is_partial and flag is not None:  # a gradient outside of these may have overflowed
             finite &= bool(np.all(got.outputs[flag.name or ""]))
-        self.any_finite |= finite
+        self.compared += finite
         if not finite and computes and self._holds_scaled(case, expected):
             if infinite is not None:
                 yield Difference(infinite, expected.outputs.get(infinite, np.zeros(0)), gradients[infinite], ORIGINAL)
@@ -181,12 +203,12 @@ class Bench:
         def compare(name: str, wanted: Any, array: Any) -> Iterator[Difference]:
             return compare_values(name, wanted, array, ORIGINAL, case.tolerance, max(least, noise.get(name, 0.0)))
 
-        def compare_update(name: str, output: str | None, array: Any) -> Iterator[Difference]:
-            found = list(compare(name, _result(expected, name, output), array))
+        def compare_update(name: str, array: Any) -> Iterator[Difference]:
+            found = list(compare(name, _result(expected, name), array))
             if found and finite and not self.lost:
                 # It may be the underflow of a gradient, enlarged: the original's update of the same gradients decides.
                 # Where float16 loses far more, such an update would say nothing of gradients that are small altogether.
-                found = list(compare_values(name, _result(again(), name, output), array, ORIGINAL, case.tolerance))
+                found = list(compare_values(name, _result(again(), name), array, ORIGINAL, case.tolerance))
             yield from found
 
         for name in self._shown:
@@ -196,13 +218,13 @@ class Bench:
                     is_widened = wanted.dtype.itemsize < array.dtype.itemsize  # gradient_dtype
                     yield from compare(name, wanted.astype(array.dtype) if is_widened else wanted, array)
                 else:
-                    yield from compare_update(name, name, got.outputs[name])
+                    yield from compare_update(name, got.outputs[name])
         for name, array in gradients.items() if finite else ():
             if name in expected.outputs and name not in self._shown:
                 yield from compare(name, np.asarray(expected.outputs[name]).astype(array.dtype), array)
         # A non-finite step that is applied writes its results, NaN or not.
         for name, output in states.items() if finite else ():
-            yield from compare_update(name, output, self._next(name, got))
+            yield from compare_update(output or name, self._next(name, got))
 
     def _holds_scaled(self, case: Case, expected: Results) -> bool:
         """Return whether the original's gradients times the scale, and their terms, are far within float32's range."""
@@ -219,7 +241,7 @@ class Bench:
         original is not, the file may check that, too. In any case states stay finite, but for the original's own doing.
         """
         assert self.pair.step.all_finite is not None
-        expected, got = self.original.run(case.feeds), self.scaled.run(case.feeds)
+        expected, got = self.original.run(case.feeds), self._run(self.scaled, case.feeds)
         gradients, name = self._unscaled(got), self.pair.step.all_finite.name or ""
         names = (*self.gradients, *self.lacking, *self._wholes)
         known = (*gradients.values(), *(expected.outputs[n] for n in names if n in expected.outputs))
@@ -245,13 +267,13 @@ class Bench:
                 self.stored.setdefault(state, few([*map(repr, bad)], 1))
             else:
                 array = following[state]
-                finite = np.where(np.isfinite(array.astype(np.float64)), array, case.feeds[state])
+                finite = np.where(np.isfinite(array.astype(np.float64)), array, case.feeds.get(state, 0))
                 yield Difference(f"{state}.next", finite.astype(array.dtype), array, FINITE)
 
     def _evaluate_effects(self, case: Case, got: Results, finite: bool, gradients: Arrays) -> Iterator[Difference]:
         """Compare the state of a skipped step, the state of the loss scale, and telemetry."""
         kept = self.pair.states.keys() if self.oracle.applies(case.feeds, finite) else self.pair.kept
-        for name in self.pair.states.keys() - kept:
+        for name in case.feeds.keys() & self.pair.states.keys() - kept:
             yield from compare_values(name, np.asarray(case.feeds[name]), self._next(name, got), OLD, None)
         for name, value in self.oracle.after(case.feeds, finite).items():
             yield from compare_values(f"{name}.next", value, self._next(name, got), RULE, None)
@@ -272,12 +294,11 @@ class Bench:
     def _run_update(self, case: Case, expected: Results, gradients: Arrays) -> Results:
         """Run the original on a scaled graph's unscaled gradients, in place of its own, as far as these are known."""
         runner, cuts = self._cut
-        runner.fresh = self.original.fresh
         given = {cut: expected.outputs[name] for name, cut in cuts.items()}
         for name, array in gradients.items():
             if name in cuts and array.dtype == given[cuts[name]].dtype:
                 given[cuts[name]] = array
-        return runner.run({**case.feeds, **given})
+        return self._run(runner, {**case.feeds, **given})
 
     @functools.cached_property
     def _cut(self) -> tuple[Runner, dict[str, str]]:
@@ -374,21 +395,35 @@ class Bench:
                 value.dtype = dtype
         copy.show(value.name or "" for value in shown if not value.is_graph_input())
 
-    def renew(self) -> None:
-        """Run every further step in its own sessions, so that random operators restart from their seeds."""
-        for runner in filter(None, (self.original, self.scaled, self._lowered)):
-            runner.fresh = True
+    def repeats(self, feeds: Arrays) -> bool:
+        """Return whether the original repeats its values, if need be in sessions of their own.
+
+        In a new session, random operators start from their seeds.
+        """
+        if self.seeds is None or self._repeats(feeds):
+            return self.seeds is not None
+        self.original.fresh = True
+        return self._repeats(feeds)
+
+    def _repeats(self, feeds: Arrays) -> bool:
+        one, other = self.original.run(feeds).outputs, self.original.run(feeds).outputs
+        return all(same_bits(array, other[name]) for name, array in one.items())
 
     def _find_random(self) -> tuple[int | None, dict[str, int], dict[str, int]]:
         """Choose seeds for random operators without one, in both graphs; return their number, None if impossible."""
-        graph, nodes = self.pair.original.graph, self.pair.nodes
-        seeds = {node: i for i, node in enumerate(find_unseeded(graph), 1) if node in nodes}
-        mine = {node.outputs[0].name or "": i for node, i in seeds.items()}
-        theirs = {nodes[node].outputs[0].name or "": i for node, i in seeds.items()}
+        graph, pair = self.pair.original.graph, self.pair
+        named = {(node.outputs[0].name, node.op_type): node for node in pair.step.graph if node.outputs}
+        others = {
+            node: pair.nodes.get(node) or named.get((node.outputs[0].name, node.op_type))
+            for node in find_unseeded(graph)
+        }
+        seeds = {node.outputs[0]: (other, i) for i, (node, other) in enumerate(others.items(), 1) if other is not None}
+        mine = {value.name or "": i for value, (_, i) in seeds.items()}
+        theirs = {other.outputs[0].name or "": i for other, i in seeds.values()}
         everywhere = list(find_unseeded(graph.all_nodes()))
         return len(mine) if len(mine) == len(everywhere) else None, mine, theirs
 
 
-def _result(results: Results, name: str, output: str | None) -> np.ndarray[Any, Any]:
+def _result(results: Results, name: str) -> np.ndarray[Any, Any]:
     """Return the value of an output, or the one that a step left in a state."""
-    return results.left[name] if output is None else results.outputs[output]
+    return results.outputs[name] if name in results.outputs else results.left[name]

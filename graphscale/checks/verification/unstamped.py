@@ -14,7 +14,7 @@ from graphscale.analysis.proof import scale_degrees
 from graphscale.checks.relation.terms import Number, Terms
 from graphscale.checks.verification.finite_check import find_other_conditions, find_tested_values
 from graphscale.checks.verification.related import compare_with_original
-from graphscale.checks.verification.trial import FaultError, Trial, UntriedError
+from graphscale.checks.verification.trial import try_step
 from graphscale.checks.verification.verify_report import (
     FAILS,
     HOLDS,
@@ -23,7 +23,7 @@ from graphscale.checks.verification.verify_report import (
     Check,
     VerifyReport,
 )
-from graphscale.errors import AlreadyScaledError, VerifyError
+from graphscale.errors import AlreadyScaledError
 from graphscale.flow.degree import ZERO
 from graphscale.flow.outcome import Outcomes, is_kept
 from graphscale.flow.support import reach
@@ -258,25 +258,6 @@ def _compare_policies(policy: LossScale, expected: LossScale | str | None) -> It
 
 def _try(original: Step, step: Step) -> Check:
     """Run both graphs; see `trial`."""
-    name = "numbers"
     if step.all_finite is not None and step.all_finite not in step.graph.outputs:
         step.graph.outputs.append(step.all_finite)
-    found: dict[str, Any] = {
-        "losses": [value.name for value in original.losses],
-        "gradients": [value.name for value in original.gradients],
-        "batches": [value.name for value in original.batches],
-        "kept": [update.output.name for update in original.states if update.kept],
-        "in_place": [],
-        "mixed": False,
-        "names": step.stamp.names,
-    }
-    states = {update.input.name or "": update.output.name or "" for update in original.states}
-    try:
-        with np.errstate(all="ignore"):
-            trial = Trial((original.model,), step.model, found, states)
-            detail = "; ".join(trial.run())
-            return Check(name, HOLDS if trial.is_applied else FAILS, detail)
-    except UntriedError as result:
-        return Check(name, SKIPPED, f"not tried: {result}")
-    except (FaultError, VerifyError) as result:
-        return Check(name, FAILS, str(result))
+    return try_step([original], step)
