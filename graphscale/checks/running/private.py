@@ -36,8 +36,9 @@ def find_unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     return (node for node in nodes if has_trait(node, Trait.RANDOM) and "seed" not in node.attributes)
 
 
-def give_seed(node: ir.Node, seed: int) -> None:
+def give_seed(node: ir.Node | None, seed: int) -> None:
     """Give a random operator a seed."""
+    assert node is not None
     whole = "Dropout" in node.op_type
     node.attributes["seed"] = ir.AttrInt64("seed", seed) if whole else ir.AttrFloat32("seed", float(seed))
 
@@ -88,9 +89,7 @@ class Copy:
     def give_seeds(self, seeds: Mapping[str, int]) -> None:
         """Give random operators a seed: `{name of the first output: seed}`."""
         for name, seed in seeds.items():
-            node = self.values[name].producer()
-            assert node is not None
-            give_seed(node, seed)
+            give_seed(self.values[name].producer(), seed)
 
     def cut(self, name: str) -> str:
         """Let all nodes that read a value read a new input instead; return the input's name."""
@@ -116,17 +115,11 @@ class Copy:
         """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return the number replaced."""
         nodes = [n for n in self.graph if (n.domain, n.op_type) == (MICROSOFT, "IsAllFinite")]
         for node in nodes:
-            flag, gradients = node.outputs[0], [value for value in node.inputs if value is not None]
-            finite = all_finite(self._editor.builder(PASS), gradients, get_target("onnx"))
-            is_output = flag.is_graph_output()
-            self._editor.replace(flag, finite, uses_of(flag), "kernel")
-            if not is_output:
-                name, flag.name = flag.name, f"{flag.name}.kernel"
-                finite.name = name
+            build = self._editor.builder(PASS, at=("before", node))
+            finite = all_finite(build, [value for value in node.inputs if value is not None], get_target("onnx"))
+            self._editor.replace_result(node.outputs[0], finite, "kernel")
             self.values[finite.name or ""] = finite
             self.graph.remove(node, safe=True)
-        if nodes:
-            self.graph.sort()
         return len(nodes)
 
 
