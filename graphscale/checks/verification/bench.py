@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -252,17 +252,24 @@ class Bench:
         elif finite != bool(np.all(got.outputs[name])):
             why = "all values of the original are finite" if finite else "a gradient is not finite"
             yield Difference(name, np.asarray(finite), got.outputs[name], why)
-        yield from self._find_infected(case, expected, got)
+        yield from self._find_infected(case, got, lambda: expected.outputs)
         yield from self._compare_step(case, expected, got, gradients, finite)
         yield from self._evaluate_effects(case, got, finite, gradients)
 
-    def _find_infected(self, case: Case, expected: Results, got: Results) -> Iterator[Difference]:
-        """Yield states that only a number of the batch makes non-finite."""
+    def find_infected(self, case: Case) -> list[Difference]:
+        """Find the states that a number of the batch makes non-finite, and not the original itself.
+
+        Random numbers need not be the same in both graphs.
+        """
+        got = self.scaled.run(case.feeds)
+        return [*self._find_infected(case, got, lambda: self.original.run(case.feeds).outputs)]
+
+    def _find_infected(self, case: Case, got: Results, run: Callable[[], Arrays]) -> Iterator[Difference]:
         bad = [name for name, array in case.feeds.items() if not is_finite(array)]
         if not {*bad} <= {*self.finite_states.inputs(case.feeds)} or self.oracle.applies(case.feeds, False):
             return
         following = {name: array for name in self.pair.states if (array := self._next(name, got)) is not None}
-        for state, is_own in self.finite_states.find_infected(bad, case.feeds, following.get, lambda: expected.outputs):
+        for state, is_own in self.finite_states.find_infected(bad, case.feeds, following.get, run):
             if is_own:
                 self.stored.setdefault(state, few([*map(repr, bad)], 1))
             else:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,16 @@ from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.finite_states import poisoned
 from graphscale.checks.verification.pair import Pair
 from graphscale.checks.verification.rounding_noise import find_small_types
-from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, UNPROVED, Case, Check, is_finite
+from graphscale.checks.verification.verify_report import (
+    FAILS,
+    HOLDS,
+    SKIPPED,
+    UNPROVED,
+    Case,
+    Check,
+    Difference,
+    is_finite,
+)
 from graphscale.errors import VerifyError
 from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays
@@ -164,16 +173,10 @@ def _are_finite(bench: Bench, feeds: Arrays) -> bool:
     return all(is_finite(array) for name, array in outputs.items() if name in wanted)
 
 
-def _evaluate(bench: Bench, kind: str, feeds: Arrays, scale: float, words: str) -> None:
-    """Run both graphs.
-
-    Raises:
-        VerifyError: the scaled one differs from what is expected.
-    """
-    least = _SMALL_TOLERANCE if bench.pair.small else _TOLERANCE
-    start = bench.with_scale(bench.oracle.starts()[0], scale)
+def _evaluate(evaluate: Callable[[Case], list[Difference]], case: Case, words: str) -> None:
+    """Raise an error for a case with a difference."""
     try:
-        found = bench.evaluate(Case(kind, {**feeds, **start}, tolerance=max(least, bench.rounding)))
+        found = evaluate(case)
     except VerifyError as error:
         raise VerifyError(f"{words}, {error}") from error
     if found:
@@ -182,10 +185,12 @@ def _evaluate(bench: Bench, kind: str, feeds: Arrays, scale: float, words: str) 
 
 def _compare(bench: Bench, feeds: Arrays) -> str:
     """Compare values at several scales, and describe the comparison."""
-    applied = list[float]()
+    applied, least = list[float](), _SMALL_TOLERANCE if bench.pair.small else _TOLERANCE
+    start = bench.oracle.starts()[0]
     for scale in SCALES if bench.feeds_scale else (bench.oracle.initial,):
+        case = Case("step", {**feeds, **bench.with_scale(start, scale)}, tolerance=max(least, bench.rounding))
         before = bench.compared
-        _evaluate(bench, "step", feeds, scale, f"at scale {scale:g}")
+        _evaluate(bench.evaluate, case, f"at scale {scale:g}")
         applied += [scale] if bench.compared > before else []
     if not applied:
         return "the interface; the gradients overflow at all scales"
@@ -198,10 +203,16 @@ def _poison(bench: Bench, feeds: Arrays) -> str:
     if bench.pair.step.all_finite is None:
         return "its fixed scale is not checked, and no input was made non-finite"
     runs, inputs = 0, bench.finite_states.inputs(feeds)[:_MOST]
+    start = bench.with_scale(bench.oracle.starts()[0], SCALES[1])
+    bench.original.fresh = bench.scaled.fresh = False
     for name, number in itertools.product(inputs, KINDS):
-        changed = poisoned(feeds, [name], number)
-        if bench.can_run(changed):
-            _evaluate(bench, "poison", changed, SCALES[1], f"with {name} = {number} at element {feeds[name].size // 2}")
+        case = Case("poison", {**poisoned(feeds, [name], number), **start})
+        try:
+            _evaluate(bench.find_infected, case, f"with {name} = {number} at element {feeds[name].size // 2}")
+        except VerifyError:
+            if bench.can_run(case.feeds):  # else the case says nothing
+                raise
+        else:
             runs += 1
     text = f"{runs} runs with inf or nan in one of {len(inputs)} inputs keep the state finite"
     if not bench.stored:
