@@ -74,8 +74,7 @@ class GradientBench:
         self._known = [value for value in reached if value in weights]
         self._weights = self._known or [value for value in self._sources if not is_scalar(value)]
         self._forms = {each.value: find_forms(each.value, *each.wholes) for each in step.unscalings}
-        copy = Copy(step.model)
-        copy.feed(value.name or "" for value in self._sources)
+        copy = Copy(step.model, (value.name or "" for value in self._sources))
         for i, node in enumerate(find_unseeded(copy.graph.all_nodes()), 1):
             give_seed(node, i)
         shown = [form.name or "" for forms in self._forms.values() for form in forms]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +16,10 @@ import onnx_ir as ir
 from graphscale.errors import SessionError, VerifyError, one_line
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.builder import Editor, behind
+from graphscale.graph.inference import dtypes_by_name
 from graphscale.graph.releases import advise_missing, too_new
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import uses_of, values_by_name
+from graphscale.graph.values import own_dtype, uses_of, values_by_name
 from graphscale.graph.walks import ancestors
 from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
@@ -29,6 +31,7 @@ __all__ = ["Copy", "Results", "Runner", "extract", "find_unseeded", "give_seed"]
 
 _LARGE = 2**30  # bytes of a model that is passed as a file, not in memory
 PASS = "verify"
+NO_SEEDS: Mapping[str, int] = {}
 
 
 def find_unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
@@ -58,24 +61,30 @@ class Results(NamedTuple):
 class Copy:
     """A copy of a model, for changes.
 
+    Args:
+        model: the model.
+        fed: the names of initializers that become inputs; other names are passed over.
+        seeds: seeds for random operators: `{name of the first output: seed}`.
+
     Attributes:
         model: the copy.
         values: its original values by name.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, fed: Iterable[str] = (), seeds: Mapping[str, int] = NO_SEEDS) -> None:
         self.model = model.clone()
         self.graph = self.model.graph
         self.values = values_by_name(self.graph)
         self._editor = Editor(self.graph)
+        known = (value for name in fed if (value := self.values.get(name)) is not None)
+        inputs = (value for value in known if value.is_initializer() and not value.is_graph_input())
+        self.graph.inputs.extend(dict.fromkeys(inputs))
+        for name, seed in seeds.items():
+            give_seed(self.values[name].producer(), seed)
 
-    def feed(self, names: Iterable[str]) -> None:
-        """Turn initializers into inputs."""
-        inputs = set(self.graph.inputs)
-        for name in names:
-            value = self.values.get(name)
-            if value is not None and value.is_initializer() and value not in inputs:
-                self.graph.inputs.append(value)
+    @functools.cached_property
+    def _dtypes(self) -> Mapping[str, ir.DataType]:
+        return dtypes_by_name(self.model)
 
     def show(self, names: Iterable[str]) -> None:
         """Add values to the outputs."""
@@ -83,13 +92,8 @@ class Copy:
         for name in dict.fromkeys(names):
             if name not in present and name in self.values:
                 value = self.values[name]
-                value.dtype = dtype_of(value) if value.dtype is None else value.dtype
+                value.dtype = own_dtype(value) or self._dtypes.get(name) or dtype_of(value)
                 self.graph.outputs.append(value)
-
-    def give_seeds(self, seeds: Mapping[str, int]) -> None:
-        """Give random operators a seed: `{name of the first output: seed}`."""
-        for name, seed in seeds.items():
-            give_seed(self.values[name].producer(), seed)
 
     def cut(self, name: str) -> str:
         """Let all nodes that read a value read a new input instead; return the input's name."""

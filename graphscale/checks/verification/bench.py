@@ -18,9 +18,7 @@ from graphscale.checks.verification.rounding_noise import RoundingNoise, allow_r
 from graphscale.checks.verification.verify_report import Case, Difference, compare_values, is_finite, same_bits
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.inference import dtypes_by_name
 from graphscale.policy.names import ScaledValue
-from graphscale.process.summary import few
 
 __all__ = ["Bench"]
 
@@ -31,7 +29,7 @@ FLOAT32_UNDERFLOW = 2.0**-130
 # A backward pass in float32 with gradients below the first number does not overflow at scales up to the second.
 MODEST, MODEST_SCALE = 2.0**10, 2.0**24
 # Sources of expectations.
-ORIGINAL, OLD, FINITE = "as in the original", "as before the step", "finite before the step"
+ORIGINAL, OLD = "as in the original", "as before the step"
 RULE, TELEMETRY, PLAIN = "by the rule of the loss scale", "from its gradients", "in the plain form"
 # Both graphs round to a small type; the unit of float16 is 2**-11. Only the original loses numbers by underflow without
 # a scale.
@@ -55,7 +53,6 @@ class Bench:
         rounding: least tolerance, for the rounding of types smaller than float32.
         lost: allowed error of values for underflow in the original, with a tolerance.
         finite_states: the states that a number in the batch must not make non-finite.
-        stored: the states that the original itself makes non-finite, with the inputs behind them.
     """
 
     def __init__(self, pair: Pair, providers: Sequence[Any] | None) -> None:
@@ -73,15 +70,14 @@ class Bench:
         self._is_partial = not pair.proved and len(quotients) < max(1, len(wanted))
         scale = pair.step.scale
         self.feeds_scale = pair.proved or scale.value.is_graph_input() or scale.value in scale.states.values()
-        self.replaced = 0
-        self.compared = 0
+        self.replaced = self.compared = 0
         self.rounding, self.lost = allow_rounding(pair.small, SMALL_TOLERANCE if pair.small else 0.0)
         # The keys of a dict are ordered, and found at once.
         self._shown = dict.fromkeys(value.name or "" for value in pair.original.graph.outputs)
         self._shapes: dict[tuple[Any, ...], dict[str, tuple[int, ...]]] = {}
         self._wholes = pair.find_tested()
         self.seeds, self._own_seeds, self._seeds = self._find_random()
-        copy = self._original_copy()
+        copy = Copy(pair.original, pair.states, self._own_seeds)
         copy.show([*wanted, *self._wholes])
         self._runners: list[Runner] = []
         self.original = self._make_runner(copy.model, "the original")
@@ -90,7 +86,6 @@ class Bench:
         self.finite_states = FiniteStates(
             pair.original.graph, pair.states, pair.kept, found.losses, found.gradients, set(found.batches)
         )
-        self.stored: dict[str, str] = {}
         self._noise = RoundingNoise(copy.model, self.original, pair.states) if pair.small else None
 
     @functools.cached_property
@@ -146,8 +141,11 @@ class Bench:
     def finite_gradients(self, feeds: Mapping[str, Any]) -> bool:
         """Return whether the original computes a finite loss and finite gradients."""
         outputs = self.original.run(feeds).outputs
-        names = (*self.gradients, *self.lacking, *self._wholes, self.pair.analysis.loss.name)
-        return all(is_finite(outputs[name]) for name in names if name in outputs)
+        return all(map(is_finite, self._gradients(outputs, *self._wholes, self.pair.analysis.loss.name or "")))
+
+    def _gradients(self, outputs: Arrays, *others: str) -> list[np.ndarray[Any, Any]]:
+        """Return the gradients of the original, and other values."""
+        return [outputs[name] for name in (*self.gradients, *self.lacking, *others) if name in outputs]
 
     def can_run(self, feeds: Mapping[str, Any]) -> bool:
         """Return whether the original runs on some feeds: an index that it computes may be out of range."""
@@ -230,8 +228,7 @@ class Bench:
         """Return whether the original's gradients times the scale, and their terms, are far within float32's range."""
         if self.pair.small or float(np.ravel(case.feeds[self.pair.step.scale.value.name or ""])[0]) > MODEST_SCALE:
             return False
-        names = (*self.gradients, *self.lacking)
-        arrays = [np.asarray(expected.outputs[name], np.float64) for name in names if name in expected.outputs]
+        arrays = (np.asarray(array, np.float64) for array in self._gradients(expected.outputs))
         return all(np.abs(array).max(initial=0.0) < MODEST for array in arrays)
 
     def _evaluate_poison(self, case: Case) -> Iterator[Difference]:
@@ -243,9 +240,7 @@ class Bench:
         assert self.pair.step.all_finite is not None
         expected, got = self.original.run(case.feeds), self._run(self.scaled, case.feeds)
         gradients, name = self._unscaled(got), self.pair.step.all_finite.name or ""
-        names = (*self.gradients, *self.lacking, *self._wholes)
-        known = (*gradients.values(), *(expected.outputs[n] for n in names if n in expected.outputs))
-        finite = all(map(is_finite, known))
+        finite = all(map(is_finite, (*gradients.values(), *self._gradients(expected.outputs, *self._wholes))))
         results = (*expected.outputs.values(), *(expected.left[s] for s, o in self.pair.states.items() if o is None))
         if finite and not all(map(is_finite, results)):
             finite = bool(np.all(got.outputs[name]))
@@ -265,17 +260,8 @@ class Bench:
         return [*self._find_infected(case, got, lambda: self.original.run(case.feeds).outputs)]
 
     def _find_infected(self, case: Case, got: Results, run: Callable[[], Arrays]) -> Iterator[Difference]:
-        bad = [name for name, array in case.feeds.items() if not is_finite(array)]
-        if not {*bad} <= {*self.finite_states.inputs(case.feeds)} or self.oracle.applies(case.feeds, False):
-            return
-        following = {name: array for name in self.pair.states if (array := self._next(name, got)) is not None}
-        for state, is_own in self.finite_states.find_infected(bad, case.feeds, following.get, run):
-            if is_own:
-                self.stored.setdefault(state, few([*map(repr, bad)], 1))
-            else:
-                array = following[state]
-                finite = np.where(np.isfinite(array.astype(np.float64)), array, case.feeds.get(state, 0))
-                yield Difference(f"{state}.next", finite.astype(array.dtype), array, FINITE)
+        if not self.oracle.applies(case.feeds, False):
+            yield from self.finite_states.find_infected(case.feeds, lambda state: self._next(state, got), run)
 
     def _evaluate_effects(self, case: Case, got: Results, finite: bool, gradients: Arrays) -> Iterator[Difference]:
         """Compare the state of a skipped step, the state of the loss scale, and telemetry."""
@@ -309,7 +295,7 @@ class Bench:
 
     @functools.cached_property
     def _cut(self) -> tuple[Runner, dict[str, str]]:
-        copy = self._original_copy()
+        copy = Copy(self.pair.original, self.pair.states, self._own_seeds)
         cuts = {name: copy.cut(name) for name in self._raw}
         runner = self._make_runner(copy.model, "the original with given gradients")
         self._originals.append(runner)
@@ -370,37 +356,18 @@ class Bench:
 
     # --- preparation ------------------------------------------------------------------------------------------------
 
-    def _original_copy(self) -> Copy:
-        """Return a copy of the original with the states as inputs, and seeds for its random operators."""
-        copy = Copy(self.pair.original)
-        copy.feed(self.pair.states)
-        copy.give_seeds(self._own_seeds)
-        return copy
-
     def _copy(self, model: ir.Model) -> Copy:
         """Return a copy with the scale and the states as inputs, and seeds for its random operators."""
-        copy = Copy(model)
-        copy.feed([self.pair.step.scale.value.name or ""] if self.feeds_scale else [])
-        copy.feed(self.pair.states)
-        copy.give_seeds(self._seeds)
-        return copy
+        scale = [self.pair.step.scale.value.name or ""] if self.feeds_scale else []
+        return Copy(model, [*scale, *self.pair.states], self._seeds)
 
     def _scaled_copy(self) -> Copy:
         copy = self._copy(self.pair.step.model)
         if not self._on_gpu:
             self.replaced = copy.spell_out_finite_checks()
-        copy.show(self._quotients.values())
-        self._show_activations(copy)
+        inputs = {value.name for value in copy.graph.inputs}
+        copy.show([*self._quotients.values(), *(name for name in self.oracle.activations if name not in inputs)])
         return copy
-
-    def _show_activations(self, copy: Copy) -> None:
-        """Add the forward values of telemetry to the outputs, except inputs."""
-        shown = [copy.values[name] for name in self.oracle.activations if name in copy.values]
-        typed = dtypes_by_name(copy.model) if shown else {}
-        for value in shown:
-            if value.dtype is None and (dtype := typed.get(value.name or "")) is not None:
-                value.dtype = dtype
-        copy.show(value.name or "" for value in shown if not value.is_graph_input())
 
     def repeats(self, feeds: Arrays) -> bool:
         """Return whether the original repeats its values, if need be in sessions of their own.

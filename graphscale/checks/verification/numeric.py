@@ -298,8 +298,8 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
                 stopped.extend(f"{each!r} = {number}" for each in group)
 
     found.try_all(name, cases(), bench, f"runs, of {len(inputs)} inputs with nan, inf or -inf")
-    if bench.stored:
-        stored = few([f"{state!r} with {names}" for state, names in bench.stored.items()], 2)
+    if bench.finite_states.stored:
+        stored = few([f"{state!r} with {names}" for state, names in bench.finite_states.stored.items()], 2)
         found.notes.append(f"the original itself stores numbers that are not finite, and so does the file: {stored}")
     if stopped:
         found.notes.append(

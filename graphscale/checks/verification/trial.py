@@ -215,7 +215,7 @@ def _poison(bench: Bench, feeds: Arrays) -> str:
         else:
             runs += 1
     text = f"{runs} runs with inf or nan in one of {len(inputs)} inputs keep the state finite"
-    if not bench.stored:
+    if not bench.finite_states.stored:
         return text
-    cases = few([f"{state!r} with {names}" for state, names in bench.stored.items()], 2)
+    cases = few([f"{state!r} with {names}" for state, names in bench.finite_states.stored.items()], 2)
     return f"{text}; state that only stores its batch, or is no parameter, is not finite next: {cases}"
