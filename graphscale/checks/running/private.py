@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphscale.errors import SessionError, VerifyError, one_line
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.builder import Editor, behind
+from graphscale.graph.builder import Editor
 from graphscale.graph.inference import dtypes_by_name
 from graphscale.graph.releases import advise_missing, too_new
 from graphscale.graph.types import dtype_of
@@ -95,25 +95,14 @@ class Copy:
                 value.dtype = own_dtype(value) or self._dtypes.get(name) or dtype_of(value)
                 self.graph.outputs.append(value)
 
-    def cut(self, name: str) -> str:
-        """Let all nodes that read a value read a new input instead; return the input's name."""
+    def cut(self, name: str) -> tuple[str, Any]:
+        """Let all nodes that read a value read a new input instead; return the input's name and dtype."""
         value = self.values[name]
         given = ir.val(self._editor.unique(f"{name}.given"), dtype_of(value))
         for node, index in uses_of(value):
             node.replace_input_with(index, given)
         self.graph.inputs.append(given)
-        return given.name or ""
-
-    def disturb(self, name: str) -> tuple[str, Any]:
-        """Add a new input to a value, for all readers; return its name and dtype. A feed of -0.0 changes nothing."""
-        value = self.values[name]
-        uses = uses_of(value)
-        extra = ir.val(self._editor.unique(f"{name}.extra"), dtype_of(value))
-        self.graph.inputs.append(extra)
-        build = self._editor.builder(PASS, at=behind(value), dtype=dtype_of(value))
-        disturbed = build.op("Add", [value, extra], name=f"{name}.disturbed", like=value)
-        self._editor.replace(value, disturbed, uses, "undisturbed")
-        return extra.name or "", dtype_of(value).numpy()
+        return given.name or "", dtype_of(value).numpy()
 
     def spell_out_finite_checks(self) -> int:
         """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return the number replaced."""

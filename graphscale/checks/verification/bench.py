@@ -72,9 +72,8 @@ class Bench:
         self.feeds_scale = pair.proved or scale.value.is_graph_input() or scale.value in scale.states.values()
         self.replaced = self.compared = 0
         self.rounding, self.lost = allow_rounding(pair.small, SMALL_TOLERANCE if pair.small else 0.0)
-        # The keys of a dict are ordered, and found at once.
         self._shown = dict.fromkeys(value.name or "" for value in pair.original.graph.outputs)
-        self._shapes: dict[tuple[Any, ...], dict[str, tuple[int, ...]]] = {}
+        self._known: dict[tuple[Any, ...], Arrays] = {}
         self._wholes = pair.find_tested()
         self.seeds, self._own_seeds, self._seeds = self._find_random()
         copy = Copy(pair.original, pair.states, self._own_seeds)
@@ -296,38 +295,36 @@ class Bench:
     @functools.cached_property
     def _cut(self) -> tuple[Runner, dict[str, str]]:
         copy = Copy(self.pair.original, self.pair.states, self._own_seeds)
-        cuts = {name: copy.cut(name) for name in self._raw}
+        cuts = {name: copy.cut(name)[0] for name in self._raw}
         runner = self._make_runner(copy.model, "the original with given gradients")
         self._originals.append(runner)
         return runner, cuts
 
     # --- a non-finite gradient ------------------------------------------------------------------------------
 
-    def shapes(self, feeds: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each gradient on some feeds."""
+    def gradients_on(self, feeds: Mapping[str, Any]) -> Arrays:
+        """Return the gradients of the original on some feeds, or on others of the same shapes."""
         key = tuple(np.shape(array) for array in feeds.values())
-        if key not in self._shapes:
+        if key not in self._known:
             outputs = self.original.run(feeds).outputs
-            self._shapes[key] = {name: outputs[name].shape for name in self.gradients}
-        return self._shapes[key]
+            self._known[key] = {name: outputs[name] for name in self.gradients}
+        return self._known[key]
 
     def _evaluate_skip(self, case: Case) -> Iterator[Difference]:
-        runner, extras = self._disturbed
+        runner, cuts = self._forced
         assert case.gradient is not None and case.position is not None and case.number is not None
-        feeds = {**case.feeds, **{extra: np.asarray(-0.0, dtype=dtype) for extra, dtype in extras.values()}}
-        shapes = self.shapes(case.feeds)
-        for gradient in (case.gradient, *case.others):
-            extra, dtype = extras[gradient]
-            feeds[extra] = np.full(shapes[gradient], -0.0, dtype=dtype)
-            feeds[extra].reshape(-1)[min(case.position, feeds[extra].size - 1)] = case.number
-        got = runner.run(feeds)
+        gradients = self.gradients_on(case.feeds)
+        given = {name: gradients[name].astype(dtype) for name, (_, dtype) in cuts.items()}
+        for name in (case.gradient, *case.others):
+            given[name].reshape(-1)[min(case.position, given[name].size - 1)] = case.number
+        got = runner.run({**case.feeds, **{cut: given[name] for name, (cut, _) in cuts.items()}})
         yield from self._evaluate_effects(case, got, False, self._unscaled(got))
 
     @functools.cached_property
-    def _disturbed(self) -> tuple[Runner, dict[str, tuple[str, Any]]]:
+    def _forced(self) -> tuple[Runner, dict[str, tuple[str, Any]]]:
         copy = self._scaled_copy()
-        extras = {name: copy.disturb(raw) for name, raw in self._raw.items()}
-        return self._make_runner(copy.model, "the scaled graph with disturbed gradients"), extras
+        cuts = {name: copy.cut(raw) for name, raw in self._raw.items()}
+        return self._make_runner(copy.model, "the scaled graph with given gradients"), cuts
 
     # --- the rule by itself -----------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ def replay(found: Measurements, bench: Bench, case: Case) -> None:
         raise VerifyError(f"the case holds no value for {name!r}: it is of other graphs")
     if case.kind == "rule" and bench.oracle.rule is None:
         raise VerifyError("the case is of the rule of a dynamic loss scale, and this one is fixed")
-    if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shapes(case.feeds)[case.gradient or ""]):
+    if case.kind == "skip" and not 0 <= (case.position or 0) < bench.gradients_on(case.feeds)[case.gradient or ""].size:
         raise VerifyError(f"the case forces element {case.position} of {case.gradient!r}, which does not have so many")
     if case.kind != "rule":
         _settle_randomness(bench, case.feeds, found)
@@ -253,7 +253,7 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
         starts = itertools.cycle(bench.oracle.starts())
         for i, batch in enumerate(batches[:1] if many else batches):
             feeds = feeder.without_resets(batch)
-            sizes = {gradient: math.prod(shape) for gradient, shape in bench.shapes(feeds).items()}
+            sizes = {gradient: array.size for gradient, array in bench.gradients_on(feeds).items()}
             filled = [gradient for gradient in bench.gradients if sizes[gradient]]
             alone = enumerate(filled[:: max(1, math.ceil(count / _MANY))])
             forced = [([each], k) for j, each in alone for k in range(3) if not (many and (j - k) % 3)]
