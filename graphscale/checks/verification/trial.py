@@ -10,13 +10,13 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
+from graphscale.analysis.report import Report
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.updates import Update
 from graphscale.checks.running.random_feeds import Feeder
@@ -54,7 +54,7 @@ _TOLERANCE, _SMALL_TOLERANCE, _LOST = 2.0**-10, 2.0**-4, 2.0**-18
 
 
 def run_trial(
-    original: Model, prepared: ir.Model, scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
+    original: Model, prepared: ir.Model, scaled: ir.Model, report: Report, kept: Collection[str]
 ) -> dict[str, str]:
     """Try a scaled step, in a process of its own.
 
@@ -63,9 +63,8 @@ def run_trial(
         prepared: the original, in the mixed precision of the scaled one, with the training operators replaced that the
             target lacks.
         scaled: the scaled model.
-        found: the names of the `losses`, `gradients` and `batches` in the original, of states `in_place`, and
-            of next values `kept` on skipped steps; `mixed`: it was put into mixed precision.
-        states: `{input: output}` of the original's carried state.
+        report: the report of its scaling, with the names in the original.
+        kept: outputs that are the next values of states on skipped steps, too.
 
     Returns:
         `text`, the result for the report, or `fault`.
@@ -76,32 +75,34 @@ def run_trial(
         return {"text": "not tried: its weights lie in several folders"}
     # ONNX Runtime maps external weights in the present folder, and nothing else reads them.
     os.chdir(next(iter(folders), os.curdir) or os.curdir)
-    written = {states.get(name) for name in found["in_place"]}
+    states = {row.pair: row.name for row in report.roles if row.kind == "output" and row.pair is not None}
+    written = {states.get(state.input) for state in report.state if state.output is None}
     outputs = [value for value in first.graph.outputs if value.name not in written]
     fault = _compare_ends("input", first.graph.inputs, scaled.graph.inputs)
     if fault := fault or _compare_ends("output", outputs, scaled.graph.outputs):
         return {"fault": fault}
-    is_first = not found["mixed"] and {*states.values()} <= {value.name for value in first.graph.outputs}
+    is_first = report.autocast is None and {*states.values()} <= {value.name for value in first.graph.outputs}
     models = [first, prepared] if is_first else [prepared]
-    check = try_step([_understand(model, found, states) for model in models], read(scaled))
+    check = try_step([_understand(model, report, states, kept) for model in models], read(scaled))
     if is_out_of_memory(check.detail):
         raise MemoryError
     return {"fault" if check.status == FAILS else "text": check.detail}
 
 
-def _understand(model: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]) -> Step:
+def _understand(model: ir.Model, report: Report, states: Mapping[str, str], kept: Collection[str]) -> Step:
     """Return the step of an original by the names of its values, as far as it has them."""
     values = values_by_name(model.graph)
-    losses, gradients, batches = (
-        [values[n] for n in found[k] if n in values] for k in ("losses", "gradients", "batches")
+    inputs, outputs = (
+        {values[r.name]: Assigned(Role(r.role), "") for r in report.roles if r.kind == kind and r.name in values}
+        for kind in ("input", "output")
     )
     return Step(
         graph=model.graph,
         model=model,
-        loss=losses[0] if losses else model.graph.outputs[0],
-        unscalings=tuple(map(Unscaling, gradients)),
-        roles=Roles({v: Assigned(Role.BATCH, "") for v in batches}, {v: Assigned(Role.LOSS, "") for v in losses}),
-        updates=tuple(Update(values[o], values[i], "", o in found["kept"]) for i, o in states.items() if i in values),
+        loss=values.get(report.loss, model.graph.outputs[0]),
+        unscalings=tuple(Unscaling(values[each.value]) for each in report.gradients if each.value in values),
+        roles=Roles(inputs, outputs),
+        updates=tuple(Update(values[o], values[i], "", o in kept) for i, o in states.items() if i in values),
     )
 
 
