@@ -210,12 +210,12 @@ class Bench:
 
         for name in self._shown:
             if name in got.outputs and name not in following and (finite or name == loss):
-                if name in gradients:
-                    wanted, array = expected.outputs[name], got.outputs[name]
-                    is_widened = wanted.dtype.itemsize < array.dtype.itemsize  # gradient_dtype
+                wanted, array = expected.outputs[name], got.outputs[name]
+                is_widened = wanted.dtype.itemsize < array.dtype.itemsize  # gradient_dtype
+                if name in gradients or is_widened:
                     yield from compare(name, wanted.astype(array.dtype) if is_widened else wanted, array)
                 else:
-                    yield from compare_update(name, got.outputs[name])
+                    yield from compare_update(name, array)
         for name, array in gradients.items() if finite else ():
             if name in expected.outputs and name not in self._shown:
                 yield from compare(name, np.asarray(expected.outputs[name]).astype(array.dtype), array)

@@ -81,6 +81,9 @@ def run_trial(
     fault = _compare_ends("input", first.graph.inputs, scaled.graph.inputs)
     if fault := fault or _compare_ends("output", outputs, scaled.graph.outputs):
         return {"fault": fault}
+    added = scaled.graph.inputs[len(first.graph.inputs) :]
+    if bare := [value.name for value in added if not value.is_initializer()]:
+        return {"fault": f"input {bare[0]!r}, which scaling adds, has no initial value"}
     is_first = report.autocast is None and {*states.values()} <= {value.name for value in first.graph.outputs}
     models = [first, prepared] if is_first else [prepared]
     check = try_step([_understand(model, report, states, kept) for model in models], read(scaled))

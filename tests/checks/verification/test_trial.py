@@ -56,6 +56,11 @@ def lose_input(model: onnx.ModelProto) -> None:
     model.graph.input.remove(value)
 
 
+def begin_without_a_scale(model: onnx.ModelProto) -> None:
+    (value,) = (value for value in model.graph.initializer if value.name == "current_loss_scale")
+    model.graph.initializer.remove(value)
+
+
 def exchange_outputs(model: onnx.ModelProto) -> None:
     loss, following = model.graph.output[0], model.graph.output[1]
     copy = onnx.ValueInfoProto()
@@ -98,6 +103,11 @@ def open_guard(model: onnx.ModelProto) -> None:
     guard.CopyFrom(helper.make_node("Identity", [inner], ["w_next"]))
 
 
+def stop_counting(model: onnx.ModelProto) -> None:
+    """Let the count of good steps stand."""
+    give(model, "good_steps.next", "Identity", "good_steps")
+
+
 def keep_on_good_steps(model: onnx.ModelProto) -> None:
     give(model, "w_next", "Identity", "w")
 
@@ -106,12 +116,14 @@ INTERFACE: dict[Damage, str] = {
     lose_input: "input 'anchor' is missing",
     rename_input: "input 'anchor' is missing",
     widen_input: "input 'anchor' is DOUBLE, and FLOAT in the original",
+    begin_without_a_scale: "input 'current_loss_scale', which scaling adds, has no initial value",
     exchange_outputs: "output 'loss' is missing, or at another place",
     ask_for_an_operator: "cannot load the scaled graph",
 }
 VALUES: dict[Damage, str] = {
     keep_the_scale: r"at scale 1024, w_next\[0, 0\] is .* \(as in the original\)",
     scale_an_output: "at scale 1024, loss is .* \\(as in the original\\)",
+    stop_counting: r"at scale 1, good_steps.next is 0, not 1 \(by the rule of the loss scale\)",
     keep_on_good_steps: r"at scale 1, w_next\[0, 0\] is .* \(as in the original\)",
     always_true: r"with x = inf at element 6, w.next\[0, 0\] is -?inf, not .* \(finite before the step\)",
     open_guard: r"with x = inf at element 6, w.next\[0, 0\] is -?inf, not .* \(finite before the step\)",
