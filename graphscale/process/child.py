@@ -29,7 +29,7 @@ _PATIENCE = 10  # seconds of waiting for each second of CPU time: the machine ma
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: object) -> bool:
     """Return whether an error of a runtime says that memory is short."""
     return any(text in str(error) for text in _OUT_OF_MEMORY)
 

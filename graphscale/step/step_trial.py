@@ -64,18 +64,6 @@ def _run(models: tuple[Any, ir.Model, ir.Model], report: Report, kept: Iterable[
     size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     if size > memory // _SHARE:
         raise ChildError(f"its {size} bytes of weights are more than an eighth of {memory} (--max-memory)")
-    fields = {"losses": [report.loss], "gradients": [gradient.value for gradient in report.gradients]}
-    fields["losses"] += [row.name for row in report.roles if row.role == "loss"]
-    fields["batches"] = [row.name for row in report.roles if row.role == "batch"]
-    fields["kept"] = list(kept)
-    states = {row.pair: row.name for row in report.roles if row.kind == "output" and row.pair is not None}
-    fields["in_place"] = [state.input for state in report.state if state.output is None and state.input in states]
-    found: dict[str, str] = call_in_child(
-        _PROGRAM,
-        *models,
-        {**fields, "mixed": report.autocast is not None},
-        states,
-        seconds=limits.max_seconds or TRIAL_SECONDS,
-        memory=memory,
-    )
+    seconds = limits.max_seconds or TRIAL_SECONDS
+    found: dict[str, str] = call_in_child(_PROGRAM, *models, report, {*kept}, seconds=seconds, memory=memory)
     return found

@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.analysis.edits import Unscaling
 from graphscale.analysis.roles.naming import likeness
+from graphscale.analysis.roles.role_table import Role
 from graphscale.checks.derivatives.differences import AGREES, DISAGREES, UNSURE, Precision, Slopes, compare, slopes
 from graphscale.checks.derivatives.evaluators import Evaluator, find_dtypes
 from graphscale.checks.derivatives.gradient_report import UNCHECKED, WeightCheck, judge
 from graphscale.checks.running.private import Copy, extract, find_unseeded, give_seed
-from graphscale.checks.running.random_feeds import STYLES, Feeder
+from graphscale.checks.running.random_feeds import Feeder
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
 from graphscale.graph.values import is_float, is_scalar
 from graphscale.graph.walks import ancestors, reach, source_by_trait
 from graphscale.operators import Trait, has_trait
+from graphscale.step.training_step import Step
 
-__all__ = ["Differentiation", "GradientBench", "find_forms", "open_bench"]
+__all__ = ["GradientBench", "open_bench"]
 
 _Array = np.ndarray[Any, Any]
 # A gradient with a larger relative distance from a slope is wrong, or belongs to another weight.
@@ -35,37 +36,16 @@ _CHANGES = ("Add", "Mul", "Slice", "Split", "Sum", "Where")
 _DRAWS = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Differentiation:
-    """A loss and its supposed gradients.
-
-    Attributes:
-        model: the model.
-        loss: its loss.
-        unscalings: the gradients, which scaling divides by the loss scale.
-        scaled: the values that scale with the loss.
-        states: the names of the inputs and initializers with carried state.
-        weights: the known names of weights.
-    """
-
-    model: ir.Model
-    loss: ir.Value
-    unscalings: Sequence[Unscaling]
-    scaled: Collection[ir.Value] = ()
-    states: Collection[str] = ()
-    weights: Collection[str] = ()
-
-
-def open_bench(subject: Differentiation, given: Arrays, dims: Mapping[str, int], seed: int) -> GradientBench:
-    """Return the most precise bench that can evaluate a graph.
+def open_bench(step: Step, given: Arrays, dims: Mapping[str, int], seed: int) -> GradientBench:
+    """Return the most precise bench that can evaluate a step.
 
     Raises:
         VerifyError: no bench can.
     """
     failures = []
-    for dtype in find_dtypes(subject.model):
+    for dtype in find_dtypes(step.model):
         try:
-            return GradientBench(subject, given, dims, seed, dtype)
+            return GradientBench(step, given, dims, seed, dtype)
         except VerifyError as error:
             failures.append(str(error))
     raise VerifyError(f"the gradients cannot be checked: {'; '.join(dict.fromkeys(failures))}")
@@ -82,34 +62,37 @@ class GradientBench:
         VerifyError: the graph cannot be evaluated.
     """
 
-    def __init__(
-        self, subject: Differentiation, given: Arrays, dims: Mapping[str, int], seed: int, dtype: ir.DataType
-    ) -> None:
+    def __init__(self, step: Step, given: Arrays, dims: Mapping[str, int], seed: int, dtype: ir.DataType) -> None:
         self._random, self._limits = np.random.default_rng(seed), Precision.of(dtype.numpy())
-        graph, self._loss = subject.model.graph, subject.loss.name or ""
+        graph, self._loss = step.graph, step.loss.name or ""
         self._dtype, self.dtype = dtype, str(dtype.numpy())
-        forward = ancestors([subject.loss])
+        forward = ancestors([step.loss])
         sources = dict.fromkeys((*graph.inputs, *graph.initializers.values()))
         reached = [value for value in sources if value in forward]
         self._sources = [value for value in reached if is_float(value)]
-        self._known = [value for value in reached if value.name in subject.weights]
+        weights = {v for v, each in step.roles.inputs.items() if each.role in (Role.WEIGHT, Role.STATE)}
+        self._known = [value for value in reached if value in weights]
         self._weights = self._known or [value for value in self._sources if not is_scalar(value)]
-        self._forms = {each.value: find_forms(each.value, *each.wholes) for each in subject.unscalings}
-        copy = Copy(subject.model)
-        copy.feed(value.name or "" for value in self._sources)
+        self._forms = {each.value: find_forms(each.value, *each.wholes) for each in step.unscalings}
+        copy = Copy(step.model, (value.name or "" for value in self._sources))
         for i, node in enumerate(find_unseeded(copy.graph.all_nodes()), 1):
             give_seed(node, i)
         shown = [form.name or "" for forms in self._forms.values() for form in forms]
         outputs = [copy.values[name] for name in dict.fromkeys((self._loss, *shown))]
-        self._copy, self._subject = copy, subject
+        self._copy, self._step = copy, step
         is_random = any(has_trait(node, Trait.RANDOM) for node in copy.graph.all_nodes())
         self._everything = Evaluator(extract(copy.model, outputs), dtype, is_random)
         self._forward = Evaluator(extract(copy.model, outputs[:1]), dtype, is_random)
-        feeder = Feeder(subject.model, subject.states, subject.loss, given, dims, lambda part: Evaluator(part, dtype))
+        states = {update.input.name or "" for update in step.states}
+        feeder = Feeder(step.model, states, step.loss, given, dims, lambda part: Evaluator(part, dtype))
         self.notes = list(feeder.notes)
         if is_random:
             self.notes.append("random numbers, such as those of dropout, are drawn from the same seeds in each run")
-        self._feeds, values = self._draw(feeder)
+        try:
+            (self._feeds,) = feeder.search(self._random, self._are_finite, rounds=_DRAWS)
+        except VerifyError as error:
+            raise VerifyError(f"{error}; give real values as feeds") from error
+        values = self._everything.run(self._feeds).outputs
         self._arrays = {g: [values[form.name or ""] for form in forms] for g, forms in self._forms.items()}
         self._here = self._loss_at({})
         rounding = 16 * float(np.finfo(dtype.numpy()).eps)
@@ -122,18 +105,8 @@ class GradientBench:
         self._everything.close()
         self._forward.close()
 
-    def _draw(self, feeder: Feeder) -> tuple[Arrays, Arrays]:
-        failure = VerifyError("the loss or a gradient is not finite on random feeds; give real values as feeds")
-        for style in STYLES * _DRAWS:
-            feeds = feeder.draw(self._random, style)
-            try:
-                values = self._everything.run(feeds).outputs
-            except VerifyError as error:  # for example an index out of range
-                failure = error
-                continue
-            if all(np.isfinite(array).all() for array in values.values()):
-                return feeds, values
-        raise failure
+    def _are_finite(self, feeds: Arrays) -> bool:
+        return all(np.isfinite(array).all() for array in self._everything.run(feeds).outputs.values())
 
     def _center(self, value: ir.Value) -> _Array:
         array = self._feeds.get(value.name or "")
@@ -218,7 +191,7 @@ class GradientBench:
     def _inside(self) -> dict[ir.Value, _Array]:
         """All values that may be gradients by their shapes."""
         shapes = {self._center(value).shape for value in self._sources}
-        values = dict.fromkeys((*self._subject.scaled, *_find_changed(self._forms)))
+        values = dict.fromkeys((*self._step.degrees, *_find_changed(self._forms)))
         fitting = [v for v in values if v.shape is None or not v.shape.is_static() or v.shape.numpy() in shapes]
         outputs = [self._copy.values[v.name or ""] for v in fitting if v.name in self._copy.values]
         evaluator = Evaluator(extract(self._copy.model, outputs), self._dtype)

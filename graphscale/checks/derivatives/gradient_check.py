@@ -11,8 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
-from graphscale.analysis.roles.role_table import Role
-from graphscale.checks.derivatives.gradient_bench import Differentiation, open_bench
+from graphscale.checks.derivatives.gradient_bench import open_bench
 from graphscale.checks.derivatives.gradient_report import GradientCheck
 from graphscale.collector import paused_collector
 from graphscale.errors import UnsupportedModelError, VerifyError
@@ -83,15 +82,7 @@ def check(
     prepare(work)
     work = _in_standard_form(work)
     found = understand(work, hints, asking=False)
-    subject = Differentiation(
-        model=work,
-        loss=found.loss,
-        unscalings=found.unscalings,
-        scaled=found.degrees,
-        states={update.input.name or "" for update in found.states},
-        weights={v.name or "" for v, each in found.roles.inputs.items() if each.role in (Role.WEIGHT, Role.STATE)},
-    )
-    with contextlib.closing(open_bench(subject, given, dims or {}, seed)) as bench:
+    with contextlib.closing(open_bench(found, given, dims or {}, seed)) as bench:
         checks = bench.check(directions)
         order = {value.name: i for i, value in enumerate(found.graph.inputs)}
         checks.sort(key=lambda each: order.get(each.weight, len(order)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,10 +15,11 @@ import onnx_ir as ir
 
 from graphscale.errors import SessionError, VerifyError, one_line
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.builder import Editor, behind
+from graphscale.graph.builder import Editor
+from graphscale.graph.inference import dtypes_by_name
 from graphscale.graph.releases import advise_missing, too_new
 from graphscale.graph.types import dtype_of
-from graphscale.graph.values import uses_of, values_by_name
+from graphscale.graph.values import own_dtype, uses_of, values_by_name
 from graphscale.graph.walks import ancestors
 from graphscale.operators import MICROSOFT, Trait, has_trait
 from graphscale.passes.nodes.finite import all_finite
@@ -29,6 +31,7 @@ __all__ = ["Copy", "Results", "Runner", "extract", "find_unseeded", "give_seed"]
 
 _LARGE = 2**30  # bytes of a model that is passed as a file, not in memory
 PASS = "verify"
+NO_SEEDS: Mapping[str, int] = {}
 
 
 def find_unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
@@ -36,8 +39,9 @@ def find_unseeded(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
     return (node for node in nodes if has_trait(node, Trait.RANDOM) and "seed" not in node.attributes)
 
 
-def give_seed(node: ir.Node, seed: int) -> None:
+def give_seed(node: ir.Node | None, seed: int) -> None:
     """Give a random operator a seed."""
+    assert node is not None
     whole = "Dropout" in node.op_type
     node.attributes["seed"] = ir.AttrInt64("seed", seed) if whole else ir.AttrFloat32("seed", float(seed))
 
@@ -57,24 +61,30 @@ class Results(NamedTuple):
 class Copy:
     """A copy of a model, for changes.
 
+    Args:
+        model: the model.
+        fed: the names of initializers that become inputs; other names are passed over.
+        seeds: seeds for random operators: `{name of the first output: seed}`.
+
     Attributes:
         model: the copy.
         values: its original values by name.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, fed: Iterable[str] = (), seeds: Mapping[str, int] = NO_SEEDS) -> None:
         self.model = model.clone()
         self.graph = self.model.graph
         self.values = values_by_name(self.graph)
         self._editor = Editor(self.graph)
+        known = (value for name in fed if (value := self.values.get(name)) is not None)
+        inputs = (value for value in known if value.is_initializer() and not value.is_graph_input())
+        self.graph.inputs.extend(dict.fromkeys(inputs))
+        for name, seed in seeds.items():
+            give_seed(self.values[name].producer(), seed)
 
-    def feed(self, names: Iterable[str]) -> None:
-        """Turn initializers into inputs."""
-        inputs = set(self.graph.inputs)
-        for name in names:
-            value = self.values.get(name)
-            if value is not None and value.is_initializer() and value not in inputs:
-                self.graph.inputs.append(value)
+    @functools.cached_property
+    def _dtypes(self) -> Mapping[str, ir.DataType]:
+        return dtypes_by_name(self.model)
 
     def show(self, names: Iterable[str]) -> None:
         """Add values to the outputs."""
@@ -82,51 +92,27 @@ class Copy:
         for name in dict.fromkeys(names):
             if name not in present and name in self.values:
                 value = self.values[name]
-                value.dtype = dtype_of(value) if value.dtype is None else value.dtype
+                value.dtype = own_dtype(value) or self._dtypes.get(name) or dtype_of(value)
                 self.graph.outputs.append(value)
 
-    def give_seeds(self, seeds: Mapping[str, int]) -> None:
-        """Give random operators a seed: `{name of the first output: seed}`."""
-        for name, seed in seeds.items():
-            node = self.values[name].producer()
-            assert node is not None
-            give_seed(node, seed)
-
-    def cut(self, name: str) -> str:
-        """Let all nodes that read a value read a new input instead; return the input's name."""
+    def cut(self, name: str) -> tuple[str, Any]:
+        """Let all nodes that read a value read a new input instead; return the input's name and dtype."""
         value = self.values[name]
         given = ir.val(self._editor.unique(f"{name}.given"), dtype_of(value))
         for node, index in uses_of(value):
             node.replace_input_with(index, given)
         self.graph.inputs.append(given)
-        return given.name or ""
-
-    def disturb(self, name: str) -> tuple[str, Any]:
-        """Add a new input to a value, for all readers; return its name and dtype. A feed of -0.0 changes nothing."""
-        value = self.values[name]
-        uses = uses_of(value)
-        extra = ir.val(self._editor.unique(f"{name}.extra"), dtype_of(value))
-        self.graph.inputs.append(extra)
-        build = self._editor.builder(PASS, at=behind(value), dtype=dtype_of(value))
-        disturbed = build.op("Add", [value, extra], name=f"{name}.disturbed", like=value)
-        self._editor.replace(value, disturbed, uses, "undisturbed")
-        return extra.name or "", dtype_of(value).numpy()
+        return given.name or "", dtype_of(value).numpy()
 
     def spell_out_finite_checks(self) -> int:
         """Replace `IsAllFinite`, which has no kernel for the CPU, by standard operators; return the number replaced."""
         nodes = [n for n in self.graph if (n.domain, n.op_type) == (MICROSOFT, "IsAllFinite")]
         for node in nodes:
-            flag, gradients = node.outputs[0], [value for value in node.inputs if value is not None]
-            finite = all_finite(self._editor.builder(PASS), gradients, get_target("onnx"))
-            is_output = flag.is_graph_output()
-            self._editor.replace(flag, finite, uses_of(flag), "kernel")
-            if not is_output:
-                name, flag.name = flag.name, f"{flag.name}.kernel"
-                finite.name = name
+            build = self._editor.builder(PASS, at=("before", node))
+            finite = all_finite(build, [value for value in node.inputs if value is not None], get_target("onnx"))
+            self._editor.replace_result(node.outputs[0], finite, "kernel")
             self.values[finite.name or ""] = finite
             self.graph.remove(node, safe=True)
-        if nodes:
-            self.graph.sort()
         return len(nodes)
 
 

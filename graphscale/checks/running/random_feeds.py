@@ -19,7 +19,7 @@ from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import OPERATORS, Trait, attribute, has_trait, rule_of
 from graphscale.session.interface import InputSpec
 
-__all__ = ["SIZE", "STYLES", "Feeder", "find_index_limit"]
+__all__ = ["SIZE", "Feeder", "find_index_limit"]
 
 SIZE = 4
 _MOST_AXES = 64  # of an array of numpy
@@ -36,7 +36,7 @@ class _Style(NamedTuple):
     few: bool = False
 
 
-STYLES = (_Style(True, 0.5), _Style(False, 0.5), _Style(True, 0.05), _Style(True, 0.5, True), _Style(False, 0.5, True))
+_STYLES = (_Style(True, 0.5), _Style(False, 0.5), _Style(True, 0.05), _Style(True, 0.5, True), _Style(False, 0.5, True))
 
 
 class Feeder:
@@ -102,8 +102,31 @@ class Feeder:
         changed = {name: (feeds[name] * factor).astype(feeds[name].dtype) for name in names}
         return {**feeds, **changed} if changed else None
 
-    def draw(self, random: np.random.Generator, style: _Style) -> Arrays:
-        """Draw a feed for every input."""
+    def search(
+        self, random: np.random.Generator, accept: Callable[[Arrays], bool], count: int = 1, rounds: int = 1
+    ) -> list[Arrays]:
+        """Draw feeds for every input, style by style, until all of them are accepted.
+
+        Args:
+            random: the source of numbers.
+            accept: runs a graph on feeds, and returns whether its values are finite.
+            count: the number of feeds.
+            rounds: the number of times that each style is tried.
+
+        Raises:
+            VerifyError: no feeds are accepted; the message has the last reason.
+        """
+        for style in _STYLES * rounds:
+            found = [self._draw_all(random, style) for _ in range(count)]
+            reason = "it computes a loss or gradients that are not finite on random feeds"
+            try:
+                if all(map(accept, found)):
+                    return found
+            except VerifyError as error:  # for example an index out of range
+                reason = str(error)
+        raise VerifyError(reason)
+
+    def _draw_all(self, random: np.random.Generator, style: _Style) -> Arrays:
         return {name: self._draw(name, value, random, style) for name, value in self._values.items()}
 
     def _draw(self, name: str, value: ir.Value, random: np.random.Generator, style: _Style) -> Any:
@@ -172,7 +195,7 @@ class Feeder:
                 if axis is None or index != 1 or scores is None:
                     continue
                 runner = make_runner(extract(model, [scores]))
-                feeds = self.draw(np.random.default_rng(0), STYLES[0])
+                feeds = self._draw_all(np.random.default_rng(0), _STYLES[0])
                 shape = list(runner.run(feeds).outputs[scores.name or ""].shape)
                 del shape[axis]
                 self._sizes.update({a: n for a, n in zip(_axis_names(value), shape, strict=False) if a})

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.verification.verify_report import is_finite
+from graphscale.checks.verification.verify_report import Difference, is_finite
 from graphscale.files.tensor_files import Arrays
 from graphscale.flow.support import reach
 from graphscale.graph.values import is_float, is_scalar
 from graphscale.graph.walks import ancestors
+from graphscale.process.summary import few
 
 __all__ = ["FiniteStates", "poisoned"]
 
@@ -39,6 +40,9 @@ class FiniteStates:
         losses: its losses.
         gradients: its gradients.
         batches: its inputs with data of a batch.
+
+    Attributes:
+        stored: the states that the original itself makes non-finite, with the inputs behind them.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class FiniteStates:
         batches: Collection[ir.Value],
     ) -> None:
         self._graph, self._states, self._gradients = graph, states, gradients
+        self.stored: dict[str, str] = {}
         self._guarded = [state for state in states if state not in kept]
         self._trained = {value.name for value in ancestors(losses)}
         following = {*states.values()}
@@ -69,23 +74,30 @@ class FiniteStates:
         return [name for name in fed if feeds[name].dtype.kind not in "biuO" and feeds[name].size]
 
     def find_infected(
-        self, names: Collection[str], feeds: Arrays, following: Callable[[str], Any], run: Callable[[], Arrays]
-    ) -> Iterator[tuple[str, bool]]:
-        """Yield the states that were finite and are not, and whether that is the original's own doing.
+        self, feeds: Arrays, following: Callable[[str], Any], run: Callable[[], Arrays]
+    ) -> Iterator[Difference]:
+        """Yield the states that were finite and are not by a number of the batch; note those of the original itself.
 
         Args:
-            names: the poisoned inputs.
             feeds: the feeds of the step.
             following: returns the next value of a state in the scaled step; None if it has none.
             run: runs the original on the feeds; returns its outputs.
         """
+        names = [name for name, array in feeds.items() if not is_finite(array)]
+        if not {*names} <= {*self.inputs(feeds)}:
+            return
         show = functools.cache(lambda: any(array.ndim == 0 and not is_finite(array) for array in run().values()))
         # A number behind the forward pass of training, such as a validation batch, is behind the finite check.
         reached = self._reached if self._trained.intersection(names) else set[str]()
         for state in self._guarded:
             array = following(state)
-            if array is not None and not is_finite(np.asarray(array)) and is_finite(feeds.get(state, np.zeros(0))):
-                yield state, not (state in reached or (state in self._parameters and show()))
+            if array is None or is_finite(array) or not is_finite(feeds.get(state, np.zeros(0))):
+                continue
+            if state in reached or (state in self._parameters and show()):
+                finite = np.where(np.isfinite(array.astype(np.float64)), array, feeds.get(state, 0))
+                yield Difference(f"{state}.next", finite.astype(array.dtype), array, "finite before the step")
+            else:
+                self.stored.setdefault(state, few([*map(repr, names)], 1))
 
     @functools.cached_property
     def _reached(self) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from graphscale.checks.running.random_feeds import STYLES, Feeder
+from graphscale.checks.running.random_feeds import Feeder
 from graphscale.checks.verification.bench import Bench
 from graphscale.checks.verification.finite_states import poisoned
 from graphscale.checks.verification.promise import find_applied
@@ -22,7 +22,6 @@ from graphscale.checks.verification.verify_report import (
     Case,
     Check,
     Difference,
-    same_bits,
 )
 from graphscale.errors import VerifyError
 from graphscale.files.tensor_files import Arrays
@@ -130,7 +129,7 @@ def replay(found: Measurements, bench: Bench, case: Case) -> None:
         raise VerifyError(f"the case holds no value for {name!r}: it is of other graphs")
     if case.kind == "rule" and bench.oracle.rule is None:
         raise VerifyError("the case is of the rule of a dynamic loss scale, and this one is fixed")
-    if case.kind == "skip" and not 0 <= (case.position or 0) < math.prod(bench.shapes(case.feeds)[case.gradient or ""]):
+    if case.kind == "skip" and not 0 <= (case.position or 0) < bench.gradients_on(case.feeds)[case.gradient or ""].size:
         raise VerifyError(f"the case forces element {case.position} of {case.gradient!r}, which does not have so many")
     if case.kind != "rule":
         _settle_randomness(bench, case.feeds, found)
@@ -140,15 +139,11 @@ def replay(found: Measurements, bench: Bench, case: Case) -> None:
 
 def _batches(bench: Bench, feeder: Feeder, runs: int, random: np.random.Generator) -> list[Arrays]:
     """Draw feeds with finite gradients in the original."""
-    for style in STYLES:
-        batches = [feeder.draw(random, style) for _ in range(runs)]
-        failure = "it computes a loss or gradients that are not finite on random feeds"
-        try:
-            if all(bench.finite_gradients(batch) for batch in batches):
-                return batches
-        except VerifyError as error:
-            failure = str(error)
-    raise VerifyError(f"the original could not be tried: {failure}; give real values with --feeds FILE.npz")
+    try:
+        return feeder.search(random, bench.finite_gradients, runs)
+    except VerifyError as error:
+        why = f"the original could not be tried: {error}; give real values with --feeds FILE.npz"
+        raise VerifyError(why) from error
 
 
 def _other_sizes(bench: Bench, others: Feeder | None, random: np.random.Generator, found: Measurements) -> list[Arrays]:
@@ -173,26 +168,19 @@ def _other_magnitudes(bench: Bench, feeder: Feeder, batch: Arrays) -> Iterator[A
 
 
 def _settle_randomness(bench: Bench, feeds: Arrays, found: Measurements) -> bool:
-    """Compare two equal runs of the original, and note the consequences; return whether values can be compared."""
+    """Return whether the original repeats its values, and note the consequences."""
     if bench.seeds:
         note = f"{bench.seeds} operators that draw random numbers without a seed were given one to run them"
         found.notes.append(note)
-    if bench.seeds is not None and _same(bench, feeds):
-        return True
-    bench.renew()
-    if bench.seeds is not None and _same(bench, feeds):
+    if not bench.repeats(feeds):
+        found.notes.append(
+            "the original gives other values in each run on the same feeds (it draws random numbers without a seed): "
+            "values cannot be compared"
+        )
+        return False
+    if bench.original.fresh:
         found.notes.append("the original draws random numbers from seeds: each run is a session of its own")
-        return True
-    found.notes.append(
-        "the original gives other values in each run on the same feeds (it draws random numbers without a seed): "
-        "values cannot be compared"
-    )
-    return False
-
-
-def _same(bench: Bench, feeds: Arrays) -> bool:
-    one, other = bench.original.run(feeds), bench.original.run(feeds)
-    return all(same_bits(array, other.outputs[name]) for name, array in one.outputs.items())
+    return True
 
 
 def _compare_values(
@@ -237,7 +225,7 @@ def _compare_values(
     bits = f"within {tolerance:g}" if tolerance else "bit for bit"
     numbers = f"{', '.join(f'{scale:g}' for scale in scales)}{f', {wide[0]:g} to 2**126' if is_checked else ''}"
     found.try_all(name, cases(), bench, f"steps at scales {numbers}: {tensors} gradients and states {bits}")
-    if not bench.any_finite:
+    if not bench.compared:
         raise VerifyError("the gradients overflow at every loss scale that was tried; give smaller --feeds FILE.npz")
 
 
@@ -265,7 +253,7 @@ def _force(bench: Bench, feeder: Feeder, batches: Sequence[Arrays], found: Measu
         starts = itertools.cycle(bench.oracle.starts())
         for i, batch in enumerate(batches[:1] if many else batches):
             feeds = feeder.without_resets(batch)
-            sizes = {gradient: math.prod(shape) for gradient, shape in bench.shapes(feeds).items()}
+            sizes = {gradient: array.size for gradient, array in bench.gradients_on(feeds).items()}
             filled = [gradient for gradient in bench.gradients if sizes[gradient]]
             alone = enumerate(filled[:: max(1, math.ceil(count / _MANY))])
             forced = [([each], k) for j, each in alone for k in range(3) if not (many and (j - k) % 3)]
@@ -304,16 +292,14 @@ def _poison(bench: Bench, feeder: Feeder, batch: Arrays, found: Measurements) ->
             case = Case(
                 "poison", {**poisoned(feeds, group, number), **start}, tolerance=max(found.tolerance, _POISONED)
             )
-            try:
-                bench.original.run(case.feeds)
-            except VerifyError:  # an index computed from it is out of range
-                stopped.extend(f"{each!r} = {number}" for each in group)
-            else:
+            if bench.can_run(case.feeds):
                 yield case
+            else:
+                stopped.extend(f"{each!r} = {number}" for each in group)
 
     found.try_all(name, cases(), bench, f"runs, of {len(inputs)} inputs with nan, inf or -inf")
-    if bench.stored:
-        stored = few([f"{state!r} with {names}" for state, names in bench.stored.items()], 2)
+    if bench.finite_states.stored:
+        stored = few([f"{state!r} with {names}" for state, names in bench.finite_states.stored.items()], 2)
         found.notes.append(f"the original itself stores numbers that are not finite, and so does the file: {stored}")
     if stopped:
         found.notes.append(

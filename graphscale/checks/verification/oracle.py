@@ -96,7 +96,7 @@ class Oracle:
     def after(self, feeds: Mapping[str, Any], finite: bool) -> Arrays:
         """Return `{state: next value}` of the loss scale and of the counters."""
         values = {} if self.rule is None else self.rule_alone(feeds, finite)
-        found = {state.name or "": values[role] for role, state in self._states.items()}
+        found = {state.name or "": values[role] for role, state in self._states.items() if role in values}
         return found | (self._counted(feeds, self.applies(feeds, finite)) if self._counters else {})
 
     def rule_alone(self, feeds: Mapping[str, Any], finite: bool) -> dict[ScaledValue, np.ndarray[Any, Any]]:
@@ -174,7 +174,8 @@ def _range(array: np.ndarray[Any, Any]) -> tuple[float, float, float]:
 
 def _arrays(states: Mapping[ScaledValue, ir.Value], numbers: Mapping[ScaledValue, float]) -> Arrays:
     """Convert numbers by role to arrays, with the names and types of states."""
-    return {state.name or "": np.asarray(numbers[role], dtype=_dtype(state)) for role, state in states.items()}
+    known = {state: numbers[role] for role, state in states.items() if role in numbers}
+    return {state.name or "": np.asarray(number, dtype=_dtype(state)) for state, number in known.items()}
 
 
 def _dtype(value: ir.Value) -> Any:

@@ -90,7 +90,5 @@ class RoundingNoise:
                     off = np.abs(np.asarray(array, np.float64) - np.asarray(before, np.float64))
                 largest = float(np.max(off, initial=0.0, where=np.isfinite(off)))
                 moved[name] = max(moved.get(name, 0.0), _FACTOR * largest)
-        for state, output in self._states.items():
-            moved[state] = moved.get(output or state, 0.0)
         self._found[key] = feeds, moved  # held arrays keep their identity
         return moved

@@ -6,49 +6,55 @@ and no state that was finite becomes non-finite where it depends on a gradient, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from graphscale.checks.running.private import Copy, Results, Runner, find_unseeded
-from graphscale.checks.running.random_feeds import STYLES, Feeder
-from graphscale.checks.verification.finite_states import FiniteStates, poisoned
-from graphscale.checks.verification.rounding_noise import allow_rounding, find_small_types
-from graphscale.checks.verification.verify_report import compare_values, is_finite, same_bits
+from graphscale.analysis.edits import Unscaling
+from graphscale.analysis.report import Report
+from graphscale.analysis.roles.role_table import Assigned, Role, Roles
+from graphscale.analysis.updates import Update
+from graphscale.checks.running.random_feeds import Feeder
+from graphscale.checks.verification.bench import Bench
+from graphscale.checks.verification.finite_states import poisoned
+from graphscale.checks.verification.pair import Pair
+from graphscale.checks.verification.rounding_noise import find_small_types
+from graphscale.checks.verification.verify_report import (
+    FAILS,
+    HOLDS,
+    SKIPPED,
+    UNPROVED,
+    Case,
+    Check,
+    Difference,
+    is_finite,
+)
 from graphscale.errors import VerifyError
 from graphscale.files.external_data import external_tensors
 from graphscale.files.tensor_files import Arrays
-from graphscale.graph.stamp_reading import read_stamp
 from graphscale.graph.values import values_by_name
 from graphscale.pipeline import Model, open_copy
-from graphscale.policy.names import ScaledValue
 from graphscale.process.child import is_out_of_memory
 from graphscale.process.summary import few
+from graphscale.step.scaled_step import read
+from graphscale.step.training_step import Step
 
-__all__ = ["FaultError", "Trial", "UntriedError", "run_trial"]
+__all__ = ["run_trial", "try_step"]
 
 SCALES = (1.0, 2.0**10, 2.0**13)
 KINDS = (np.inf, np.nan)
 _MOST = 32  # inputs that are made non-finite
 # Allowed errors, relative to the largest element: a wrong value is far off, and rounding depends on the scale.
-_TOLERANCE, _SMALL_TOLERANCE = 2.0**-10, 2.0**-4
-
-
-class UntriedError(Exception):
-    """The original cannot be tried."""
-
-
-class FaultError(Exception):
-    """The scaled step does other things than its original."""
+_TOLERANCE, _SMALL_TOLERANCE, _LOST = 2.0**-10, 2.0**-4, 2.0**-18
 
 
 def run_trial(
-    original: Model, prepared: ir.Model, scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
+    original: Model, prepared: ir.Model, scaled: ir.Model, report: Report, kept: Collection[str]
 ) -> dict[str, str]:
     """Try a scaled step, in a process of its own.
 
@@ -57,205 +63,163 @@ def run_trial(
         prepared: the original, in the mixed precision of the scaled one, with the training operators replaced that the
             target lacks.
         scaled: the scaled model.
-        found: the names of the `losses`, `gradients` and `batches` in the original, of states `in_place`, and
-            of next values `kept` on skipped steps; `mixed`: it was put into mixed precision.
-        states: `{input: output}` of the original's carried state.
+        report: the report of its scaling, with the names in the original.
+        kept: outputs that are the next values of states on skipped steps, too.
 
     Returns:
         `text`, the result for the report, or `fault`.
     """
-    try:
-        first = open_copy(original)[0]
-        _enter_folder(first)
-        written = {states.get(name) for name in found["in_place"]}
-        _compare_ends("input", first.graph.inputs, scaled.graph.inputs)
-        _compare_ends("output", [v for v in first.graph.outputs if v.name not in written], scaled.graph.outputs)
-        trial = Trial((first, prepared), scaled, found, states)
-        with np.errstate(all="ignore"):
-            return {"text": "; ".join(trial.run())}
-    except (UntriedError, FaultError) as result:
-        if is_out_of_memory(result):
-            raise MemoryError from result
-        text = str(result)
-        return {"fault": text} if isinstance(result, FaultError) else {"text": f"not tried: {text}"}
-
-
-def _enter_folder(model: ir.Model) -> None:
-    """Enter the folder of external weights, so that ONNX Runtime maps them, and nothing else reads them."""
-    folders = {os.fspath(tensor.base_dir) for tensor in external_tensors(model).values()}
+    first = open_copy(original)[0]
+    folders = {os.fspath(tensor.base_dir) for tensor in external_tensors(first).values()}
     if len(folders) > 1:
-        raise UntriedError("its weights lie in several folders")
+        return {"text": "not tried: its weights lie in several folders"}
+    # ONNX Runtime maps external weights in the present folder, and nothing else reads them.
     os.chdir(next(iter(folders), os.curdir) or os.curdir)
+    states = {row.pair: row.name for row in report.roles if row.kind == "output" and row.pair is not None}
+    written = {states.get(state.input) for state in report.state if state.output is None}
+    outputs = [value for value in first.graph.outputs if value.name not in written]
+    fault = _compare_ends("input", first.graph.inputs, scaled.graph.inputs)
+    if fault := fault or _compare_ends("output", outputs, scaled.graph.outputs):
+        return {"fault": fault}
+    added = scaled.graph.inputs[len(first.graph.inputs) :]
+    if bare := [value.name for value in added if not value.is_initializer()]:
+        return {"fault": f"input {bare[0]!r}, which scaling adds, has no initial value"}
+    is_first = report.autocast is None and {*states.values()} <= {value.name for value in first.graph.outputs}
+    models = [first, prepared] if is_first else [prepared]
+    check = try_step([_understand(model, report, states, kept) for model in models], read(scaled))
+    if is_out_of_memory(check.detail):
+        raise MemoryError
+    return {"fault" if check.status == FAILS else "text": check.detail}
 
 
-def _compare_ends(kind: str, ends: Sequence[ir.Value], others: Sequence[ir.Value]) -> None:
+def _understand(model: ir.Model, report: Report, states: Mapping[str, str], kept: Collection[str]) -> Step:
+    """Return the step of an original by the names of its values, as far as it has them."""
+    values = values_by_name(model.graph)
+    inputs, outputs = (
+        {values[r.name]: Assigned(Role(r.role), "") for r in report.roles if r.kind == kind and r.name in values}
+        for kind in ("input", "output")
+    )
+    return Step(
+        graph=model.graph,
+        model=model,
+        loss=values.get(report.loss, model.graph.outputs[0]),
+        unscalings=tuple(Unscaling(values[each.value]) for each in report.gradients if each.value in values),
+        roles=Roles(inputs, outputs),
+        updates=tuple(Update(values[o], values[i], "", o in kept) for i, o in states.items() if i in values),
+    )
+
+
+def _compare_ends(kind: str, ends: Sequence[ir.Value], others: Sequence[ir.Value]) -> str | None:
     """Compare the names, the order and the types of inputs or outputs: those of scaling are added at the end."""
     for value, other in itertools.zip_longest(ends, others[: len(ends)]):
         if other is None or value.name != other.name:
-            raise FaultError(f"{kind} {value.name!r} is missing, or at another place")
+            return f"{kind} {value.name!r} is missing, or at another place"
         small = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         is_widened = kind == "output" and value.dtype in small and other.dtype is ir.DataType.FLOAT  # gradient_dtype
         if value.dtype not in (None, other.dtype) and not is_widened:
-            raise FaultError(f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original")
+            return f"{kind} {value.name!r} is {other.dtype}, and {value.dtype} in the original"
+    return None
 
 
-class Trial:
-    """Both graphs, loaded, and a batch with finite results.
+def try_step(originals: Sequence[Step], step: Step) -> Check:
+    """Try a scaled step beside the first of some forms of its original that the runtime can load."""
+    import onnxruntime as ort
 
-    Attributes:
-        is_applied: True if a step on the batch was applied.
-    """
-
-    def __init__(
-        self, originals: Sequence[ir.Model], scaled: ir.Model, found: Mapping[str, Any], states: Mapping[str, str]
-    ) -> None:
-        prepared = originals[-1]
-        self._states = states
-        self._names: Mapping[str, str] = found.get("names") or read_stamp(scaled, "the scaled step").names
-        values = values_by_name(prepared.graph)
-        self._losses = [values[name] for name in found["losses"] if name in values]
-        kept = [state for state, output in states.items() if output in found["kept"]]
-        gradients, batches = ([values[n] for n in found[key] if n in values] for key in ("gradients", "batches"))
-        self._watch = FiniteStates(prepared.graph, states, kept, self._losses, gradients, batches)
-        self._seeds = {node.outputs[0].name or "": i for i, node in enumerate(find_unseeded(prepared.graph), 1)}
-        small = find_small_types(scaled.graph)
-        self._tolerance, _ = allow_rounding(small, _SMALL_TOLERANCE if small else _TOLERANCE)
+    name, status = "numbers", SKIPPED
+    with contextlib.ExitStack() as stack, np.errstate(all="ignore"):
         try:
-            self._feeder = self._make_feeder(prepared)
-            self._original = self._load(originals[1:] if found["mixed"] else originals, "the original")
+            bench = stack.enter_context(contextlib.closing(_open_bench(originals, step)))
+            feeder = _make_feeder(bench.pair)
+            (drawn,) = feeder.search(np.random.default_rng(0), functools.partial(_are_finite, bench))
+            feeds, repeats, status = feeder.without_resets(drawn), bench.repeats(drawn), FAILS
+            bench.scaled.outputs  # noqa: B018
+            compared = _compare(bench, feeds) if repeats else "the interface; values change from run to run"
+            detail = f"tried on ONNX Runtime {ort.__version__}: {compared}; {_poison(bench, feeds)}"
+            return Check(name, HOLDS if bench.compared or not repeats else UNPROVED, detail)
         except VerifyError as error:
-            raise UntriedError(str(error)) from error
-        try:
-            # State that a step writes in place is read in its feeds; weights in other files are not read.
-            tensors = {name: scaled.graph.initializers[name].const_value for name in found["in_place"]}
-            self._held = {n: t.numpy() for n, t in tensors.items() if t and not isinstance(t, ir.ExternalTensor)}
-            self._scaled = self._load([scaled], "the scaled step", self._held)
-        except VerifyError as error:
-            raise FaultError(f"{error}, and it loads the original") from error
-        self._feeds, self._expected = self._draw()
-        self.is_applied = False
+            return Check(name, status, str(error) if status == FAILS else f"not tried: {error}")
 
-    def _load(self, models: Sequence[ir.Model], what: str, fed: Iterable[str] = ()) -> Runner:
-        """Load the first of some models that the runtime can load, with seeds for random operators."""
-        copy = Copy(models[0])
-        copy.feed(fed)
-        copy.give_seeds({name: seed for name, seed in self._seeds.items() if name in copy.values})
-        copy.spell_out_finite_checks()
+
+def _open_bench(originals: Sequence[Step], step: Step) -> Bench:
+    first, *others = originals
+    pair = Pair(
+        original=first.model,
+        step=step,
+        analysis=first,
+        states={update.input.name or "": update.output.name for update in first.states},
+        kept=frozenset(update.input.name or "" for update in first.states if update.kept),
+        nodes={},
+        translation=None,
+        small=find_small_types(step.graph),
+        notes=(),
+    )
+    try:
+        bench = Bench(pair, None)
+    except VerifyError:
+        if not others:
+            raise
+        return _open_bench(others, step)
+    bench.lost = max(bench.lost, _LOST)
+    return bench
+
+
+def _make_feeder(pair: Pair) -> Feeder:
+    # Weights in other files are not read here: a state with an initializer among them begins at it.
+    tensors = {name: value.const_value for name, value in pair.original.graph.initializers.items()}
+    read = [name for name in pair.states if not isinstance(tensors.get(name), ir.ExternalTensor)]
+    return Feeder(pair.original, read, pair.analysis.loss, {}, {})
+
+
+def _are_finite(bench: Bench, feeds: Arrays) -> bool:
+    """Return whether the original computes finite losses and states."""
+    outputs, analysis = bench.original.run(feeds).outputs, bench.pair.analysis
+    wanted = {*(value.name for value in analysis.losses), *bench.pair.states.values()}
+    return all(is_finite(array) for name, array in outputs.items() if name in wanted)
+
+
+def _evaluate(evaluate: Callable[[Case], list[Difference]], case: Case, words: str) -> None:
+    """Raise an error for a case with a difference."""
+    try:
+        found = evaluate(case)
+    except VerifyError as error:
+        raise VerifyError(f"{words}, {error}") from error
+    if found:
+        raise VerifyError(f"{words}, {found[0]}")
+
+
+def _compare(bench: Bench, feeds: Arrays) -> str:
+    """Compare values at several scales, and describe the comparison."""
+    applied, least = list[float](), _SMALL_TOLERANCE if bench.pair.small else _TOLERANCE
+    start = bench.oracle.starts()[0]
+    for scale in SCALES if bench.feeds_scale else (bench.oracle.initial,):
+        case = Case("step", {**feeds, **bench.with_scale(start, scale)}, tolerance=max(least, bench.rounding))
+        before = bench.compared
+        _evaluate(bench.evaluate, case, f"at scale {scale:g}")
+        applied += [scale] if bench.compared > before else []
+    if not applied:
+        return "the interface; the gradients overflow at all scales"
+    numbers = ", ".join(f"{scale:g}" for scale in applied) if bench.feeds_scale else "its own"
+    return f"interface and values, scale {numbers}"
+
+
+def _poison(bench: Bench, feeds: Arrays) -> str:
+    """Run steps with one number that is not finite, and describe them."""
+    if bench.pair.step.all_finite is None:
+        return "its fixed scale is not checked, and no input was made non-finite"
+    runs, inputs = 0, bench.finite_states.inputs(feeds)[:_MOST]
+    start = bench.with_scale(bench.oracle.starts()[0], SCALES[1])
+    bench.original.fresh = bench.scaled.fresh = False
+    for name, number in itertools.product(inputs, KINDS):
+        case = Case("poison", {**poisoned(feeds, [name], number), **start})
         try:
-            runner = Runner(copy.model, None, what)
+            _evaluate(bench.find_infected, case, f"with {name} = {number} at element {feeds[name].size // 2}")
         except VerifyError:
-            if not models[1:]:
+            if bench.can_run(case.feeds):  # else the case says nothing
                 raise
-            return self._load(models[1:], what)
-        runner.fresh = bool(self._seeds)
-        return runner
-
-    def _make_feeder(self, original: ir.Model) -> Feeder:
-        loss = self._losses[0] if self._losses else original.graph.outputs[0]
-        # State with an initializer begins at it: external weights are not read here.
-        bare = [name for name in self._states if name not in original.graph.initializers]
-        return Feeder(original, bare, loss, {}, {})
-
-    def _draw(self) -> tuple[Arrays, Results]:
-        """Draw feeds on which the original computes finite losses and states."""
-        random, reason = np.random.default_rng(0), "it computes no finite loss and states on random feeds"
-        wanted = {*(value.name for value in self._losses), *self._states.values()}
-        for style in STYLES:
-            feeds = self._feeder.draw(random, style)
-            try:
-                expected = self._original.run(feeds)
-            except VerifyError as error:
-                reason = str(error)
-                continue
-            if all(is_finite(array) for name, array in expected.outputs.items() if name in wanted):
-                return feeds, expected
-        raise UntriedError(reason)
-
-    def run(self) -> Iterator[str]:
-        """Try everything; yield what was tried."""
-        import onnxruntime as ort
-
-        yield f"tried on ONNX Runtime {ort.__version__}: {self._compare()}"
-        if ScaledValue.ALL_FINITE not in self._names:
-            yield "its fixed scale is not checked, and no input was made non-finite"
-            return
-        inputs = self._watch.inputs(self._feeds)[:_MOST]
-        stored = dict[str, str]()
-        runs = sum(self._poison(name, number, stored) for name in inputs for number in KINDS)
-        yield f"{runs} runs with inf or nan in one of {len(inputs)} inputs keep the state finite"
-        if stored:
-            cases = few([f"{state!r} with {case}" for state, case in stored.items()], 2)
-            yield f"state that only stores its batch, or is no parameter, is not finite next: {cases}"
-
-    def _run_scaled(self, feeds: Arrays) -> Arrays:
-        """Run the scaled step; return its outputs, and the next values of states under the names in the original."""
-        results = self._scaled.run({**self._held, **feeds})
-        written = {output: results.left[state] for state, output in self._states.items() if state in self._held}
-        return {**results.outputs, **written}
-
-    # --- values -------------------------------------------------------------------------------------------------------
-
-    def _compare(self) -> str:
-        """Compare values at several scales, and describe the comparison."""
-        name = self._names.get(ScaledValue.LOSS_SCALE)
-        scales: Sequence[float | None] = SCALES if name in self._scaled.inputs else (None,)
-        applied = list[float | None]()
-        for scale in scales:
-            more: Arrays = {} if scale is None or name is None else {name: np.asarray(scale, dtype=np.float32)}
-            try:
-                got = self._run_scaled({**self._feeds, **more})
-            except VerifyError as error:
-                raise FaultError(str(error)) from error
-            applied += [scale] if self._is_applied(got) else []
-            if (fault := self._find_difference(got)) is not None and self._repeats():
-                raise FaultError(fault if scale is None else f"at scale {scale:g}, {fault}")
-        self.is_applied = bool(applied)
-        if not applied:
-            return "the interface; the gradients overflow at all scales"
-        numbers = ", ".join("its own" if scale is None else f"{scale:g}" for scale in applied)
-        return f"interface and values, scale {numbers}"
-
-    def _find_difference(self, got: Arrays) -> str | None:
-        """Return the first difference of a step from the original."""
-        is_applied, losses = self._is_applied(got), {value.name for value in self._losses}
-        for name, wanted in self._expected.outputs.items():
-            if name in got and (is_applied or name in losses):
-                if wanted.dtype.itemsize < got[name].dtype.itemsize:  # gradient_dtype
-                    wanted = wanted.astype(got[name].dtype)
-                found = compare_values(name, wanted, got[name], "as in the original", self._tolerance, 2.0**-18)
-                if (first := next(found, None)) is not None:
-                    return str(first)
-        return None
-
-    def _is_applied(self, got: Arrays) -> bool:
-        flag = self._names.get(ScaledValue.ALL_FINITE)
-        return bool(np.all(got.get(flag or "", True)))
-
-    @functools.cache  # noqa: B019
-    def _repeats(self) -> bool:
-        """Return whether the original gives the same values again: it may draw random numbers in a body."""
-        again = self._original.run(self._feeds).outputs
-        return all(same_bits(array, again[name]) for name, array in self._expected.outputs.items())
-
-    # --- numbers that are not finite ----------------------------------------------------------------------------------
-
-    def _poison(self, name: str, number: float, stored: dict[str, str]) -> bool:
-        """Run a step with one number that is not finite; return whether it could be run."""
-        feeds = poisoned(self._feeds, [name], number)
-        case = f"{name} = {number} at element {feeds[name].size // 2}"
-        try:
-            got = self._run_scaled(feeds)
-            infected = self._watch.find_infected(
-                [name], feeds, lambda state: got.get(self._states[state]), lambda: self._original.run(feeds).outputs
-            )
-            for state, is_own in infected:
-                if not is_own:
-                    raise VerifyError(f"the step is applied, and state {state!r} is not finite")
-                stored.setdefault(state, case)
-        except VerifyError as error:
-            try:
-                self._original.run(feeds)
-            except VerifyError:  # the case says nothing
-                return False
-            raise FaultError(f"with {case}, {error}") from error
-        return True
+        else:
+            runs += 1
+    text = f"{runs} runs with inf or nan in one of {len(inputs)} inputs keep the state finite"
+    if not bench.finite_states.stored:
+        return text
+    cases = few([f"{state!r} with {names}" for state, names in bench.finite_states.stored.items()], 2)
+    return f"{text}; state that only stores its batch, or is no parameter, is not finite next: {cases}"

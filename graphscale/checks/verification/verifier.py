@@ -30,7 +30,7 @@ from graphscale.checks.verification.promise import (
 )
 from graphscale.checks.verification.proofs import prove_pair
 from graphscale.checks.verification.translated import compare_translation
-from graphscale.checks.verification.trial import FaultError, Trial, UntriedError
+from graphscale.checks.verification.trial import try_step
 from graphscale.checks.verification.verify_report import FAILS, HOLDS, SKIPPED, Case, Check, VerifyReport
 from graphscale.collector import paused_collector
 from graphscale.errors import VerifyError
@@ -211,28 +211,10 @@ def _measure(
 
 def _try(pair: Pair) -> Check:
     """Run both graphs of a step that somebody else scaled; see `trial`."""
-    name, step, original = "numbers", pair.step, pair.analysis
+    step = pair.step
     if step.all_finite is not None and step.all_finite not in step.graph.outputs:
         step.graph.outputs.append(step.all_finite)
-    found: dict[str, Any] = {
-        "losses": [value.name for value in original.losses],
-        "gradients": [value.name for value in original.gradients],
-        "batches": [value.name for value in original.batches],
-        "kept": [update.output.name for update in original.states if update.kept],
-        "in_place": [],
-        "mixed": False,
-        "names": step.stamp.names,
-    }
-    states = {update.input.name or "": update.output.name or "" for update in original.states}
-    try:
-        with np.errstate(all="ignore"):
-            trial = Trial((pair.original,), step.model, found, states)
-            detail = "; ".join(trial.run())
-            return Check(name, HOLDS if trial.is_applied else FAILS, detail)
-    except UntriedError as result:
-        return Check(name, SKIPPED, f"not tried: {result}")
-    except (FaultError, VerifyError) as result:
-        return Check(name, FAILS, str(result))
+    return try_step([pair.analysis], step)
 
 
 def _replay(found: Measurements, pair: Pair, case: Case, providers: Sequence[Any] | None) -> VerifyReport:

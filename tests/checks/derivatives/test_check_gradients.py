@@ -304,7 +304,7 @@ def test_refusals() -> None:
         gs.check_gradients(gs.scale(model).model)
     with pytest.raises(VerifyError, match="directions is at least 1; got 0"):
         gs.check_gradients(model, directions=0)
-    with pytest.raises(VerifyError, match="is not finite on random feeds; give real values"):
+    with pytest.raises(VerifyError, match="are not finite on random feeds; give real values"):
         gs.check_gradients(model, {"t": np.full((8, 3), np.nan, np.float32)})
     unknown = step(forward=FORWARD.replace("Tanh(h)", "nobody.Swish(h)"), domains=["nobody"])
     with pytest.raises(VerifyError, match="the gradients cannot be checked: ONNX's reference evaluator cannot load"):

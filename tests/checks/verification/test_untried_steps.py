@@ -53,7 +53,7 @@ def test_an_original_without_finite_values() -> None:
     copy.CopyFrom(node)
     model.graph.node.remove(node)
     model.graph.node.insert(0, copy)
-    assert tried(model) == "not tried: it computes no finite loss and states on random feeds"
+    assert tried(model) == "not tried: it computes a loss or gradients that are not finite on random feeds"
 
 
 def test_limits() -> None:
