@@ -33,7 +33,6 @@ from graphscale.operators import Trait
 
 __all__ = ["Topology"]
 
-
 _MANY = -1
 
 
