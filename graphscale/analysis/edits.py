@@ -60,13 +60,6 @@ class Unscaling:
         """Return whether this reader gets the quotient."""
         return self.everywhere or use in self.edges
 
-    def merge(self, other: Unscaling) -> None:
-        """Give this unscaling the readers of another unscaling of the value."""
-        self.everywhere, self.output = self.everywhere or other.everywhere, self.output or other.output
-        self.edges |= other.edges
-        self.wholes |= other.wholes
-        self.reason = self.reason or other.reason
-
 
 class Plan(DegreeDomain):
     """The edits found so far, and every value's degree under them.

@@ -7,8 +7,6 @@ weights that sum to one; a prediction is no sum over the batch.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import operator
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -23,6 +21,7 @@ from graphscale.analysis.updates import (
     NEXT_STATE,
     Factors,
     find_coefficients,
+    find_held,
     find_terms,
     known_factors,
 )
@@ -146,21 +145,21 @@ def _is_average(topology: Topology, output: ir.Value, state: ir.Value, following
             return float(_ARITHMETIC[node.op_type](*operands))
         return math.modf(math.pi * (topology.number(value) + 1))[0]  # an unknown number
 
-    factors, count = Factors(number), itertools.count()
-    shares, leaves = {output: 1.0}, dict[ir.Value, float]()
-    order = [(-topology.position(output), next(count), output)]  # a value comes after its readers
-    while order:
-        value = heapq.heappop(order)[-1]
-        share, node = shares.pop(value), value.producer()
-        is_leaf = value in topology.forward or factors[value]
-        terms = [] if node is None or is_leaf else [(v, c) for v, c in find_terms(node, value, factors, DIRECT) if c]
-        for operand, c in ((topology.origin(v), c) for v, c in terms):
-            if operand not in shares:
-                heapq.heappush(order, (-topology.position(operand), next(count), operand))
-            shares[operand] = shares.get(operand, 0.0) + share * c
-        if not terms:
-            leaves[value] = leaves.get(value, 0.0) + share
-    return not math.isclose(leaves.get(state, 0.0), 1.0) and math.isclose(sum(leaves.values()), 1.0, rel_tol=1e-6)
+    factors = Factors(number)
+
+    def terms(value: ir.Value) -> list[tuple[ir.Value, float]]:
+        node = value.producer()
+        is_leaf = node is None or value in topology.forward or factors[value]
+        found = [] if node is None or is_leaf else find_terms(node, value, factors, DIRECT)
+        return [(topology.origin(operand), c) for operand, c in found if c]
+
+    # The share of the state, and the sum of all shares: the value of the sum where all its operands are one.
+    share, total = dict[ir.Value, float](), dict[ir.Value, float]()
+    for value in sorted(reach([output], lambda v: [operand for operand, _ in terms(v)]), key=topology.number):
+        parts = terms(value)
+        share[value] = sum(c * share[v] for v, c in parts) if parts else float(value is state)
+        total[value] = sum(c * total[v] for v, c in parts) if parts else 1.0
+    return not math.isclose(share[output], 1.0) and math.isclose(total[output], 1.0, rel_tol=1e-6)
 
 
 def find_summands(
@@ -195,7 +194,7 @@ def find_summands(
 
 def _holds_one_of(topology: Topology, states: Collection[ir.Value], value: ir.Value) -> bool:
     """Return whether a value contains a state, such as a decayed state or the next gain of a weight's rate."""
-    return any(c >= NEXT_STATE for c in find_coefficients(value, states, topology.factors).values())
+    return bool(find_held([value], states, topology.factors))
 
 
 def _is_scattered(value: ir.Value) -> bool:

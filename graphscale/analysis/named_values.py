@@ -87,14 +87,9 @@ def resolve_pairs(graph: ir.Graph, answers: Answers) -> list[Update]:
     pairs: list[Update] = []
     for output_name, input_name in answers.states.items():
         label = answers.label(output_name, "--update") + f"={input_name}"
-        if output_name not in outputs:
-            raise UpdateError(
-                f"{label}: the graph has no output {output_name!r}{suggest(output_name, outputs, 'there are')}"
-            )
-        if input_name not in inputs:
-            raise UpdateError(
-                f"{label}: the graph has no input {input_name!r}{suggest(input_name, inputs, 'there are')}"
-            )
+        for kind, name, known in (("output", output_name, outputs), ("input", input_name, inputs)):
+            if name not in known:
+                raise UpdateError(f"{label}: the graph has no {kind} {name!r}{suggest(name, known, 'there are')}")
         update = Update(outputs[output_name], inputs[input_name], answers.evidence(output_name))
         if not same_type(update.output, update.input):
             raise UpdateError(

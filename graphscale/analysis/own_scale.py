@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -31,7 +30,9 @@ from graphscale.flow.scale_effects import (
     ScaleDomain,
     ScaleEffect,
     is_flag,
+    is_large,
     is_single_flag,
+    tests_finiteness,
 )
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
@@ -43,7 +44,7 @@ from graphscale.graph.values import (
     values_by_name,
 )
 from graphscale.graph.walks import ancestors
-from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
+from graphscale.operators import Rule, Trait, has_trait, rule_of
 
 __all__ = ["OwnScale", "find_own_scale"]
 
@@ -153,25 +154,9 @@ def _find_next(graph: ir.Graph, value: ir.Value, scale: _SupposedScale) -> ir.Va
 
 # --- the judgement ----------------------------------------------------------------------------------------------------
 
-# The largest numbers of float16, bfloat16 and float32: a finite check may compare with them.
-_LARGEST = (65504.0, 3.3895313892515355e38, 3.4028234663852886e38)
-
-
-def _is_large(value: ir.Value | None) -> bool:
-    """Return whether a value is a number that tests of finiteness compare with."""
-    number = constant_number(value)
-    return number is not None and (not math.isfinite(number) or abs(number) in _LARGEST)
-
 
 def _has_every_degree(value: ir.Value | None) -> bool:
-    return _is_large(value) or is_small_zero(value)
-
-
-def _compares_with_infinity(node: ir.Node) -> bool:
-    """Return whether a node compares values with the largest number, with infinity, or with themselves."""
-    rule = rule_of(node)
-    is_comparison = rule is not None and rule.kind is Kind.COMPARE
-    return is_comparison and (any(map(_is_large, node.inputs)) or len(set(node.inputs)) == 1)
+    return is_large(value) or is_small_zero(value)
 
 
 def _multiplies(node: ir.Node) -> bool:
@@ -231,7 +216,7 @@ class _SupposedScale:
         self._written = {v for node in nodes if has_trait(node, Trait.EFFECT) for v in inputs_of(node)}
         nodes = [node for node in nodes if self._bent.isdisjoint(node.inputs) and not reads_shape(node)]
         nodes = [node for node in nodes if any(v not in self.numbers for v in inputs_of(node))]
-        self.tested = any(has_trait(node, Trait.FINITENESS_TEST) or _compares_with_infinity(node) for node in nodes)
+        self.tested = any(map(tests_finiteness, nodes))
         # The contractions and gradient operators that compute on multiples of the scale.
         self._carrying = [node for node in nodes if _multiplies(node) and any(map(self._degree, inputs_of(node)))]
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Plan
 from graphscale.analysis.learnt import find_summands
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import NEXT_STATE, Update, find_coefficients
+from graphscale.analysis.updates import Factors, Update, find_held
 from graphscale.flow.support import reach
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import Use, is_float, is_source, uses_of
@@ -66,11 +66,11 @@ def find_narrow_sums(
     behind = reach(nodes, checked)
     weights = {value for value in ancestors(losses) if is_source(value)}
     exact = {*exact, *(update.output for update in updates if update.input in weights)}
-    found: dict[ir.Value, None] = {}
+    found, factors = dict[ir.Value, None](), Factors()
     for node in nodes:
         for value in node.outputs:
             if value in behind and dtypes.get(value) in _SMALL and value not in exact and _adds(node, dtypes):
-                if not any(c >= NEXT_STATE for c in find_coefficients(value, weights).values()):
+                if not find_held([value], weights, factors):
                     found[value] = None
     return [value for value in found if value.is_graph_output() or not all(_shows(u, found) for u in _readers(value))]
 

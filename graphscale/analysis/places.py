@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Generator
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.topology import Topology
-from graphscale.analysis.updates import NEXT_STATE, find_coefficients
-from graphscale.graph.marks import is_rounding
+from graphscale.analysis.updates import find_held
 from graphscale.graph.values import (
     Use,
     captured_values,
@@ -25,7 +24,7 @@ from graphscale.graph.values import (
     subgraphs,
     uses_of,
 )
-from graphscale.graph.walks import source_of
+from graphscale.graph.walks import reach, source_of
 from graphscale.operators import Kind, Rule, may_bend, rule_of
 
 __all__ = ["find_cotangents", "find_held_numbers", "find_places"]
@@ -44,10 +43,6 @@ class _Grade(enum.IntEnum):
 class _Answer:
     grade: _Grade
     places: tuple[Place, ...] = ()
-
-
-# A generator that yields a value, is sent the result for it, and returns its own result.
-_Steps = Generator[ir.Value, _Answer, _Answer]
 
 
 def find_cotangents(topology: Topology, node: ir.Node, rule: Rule) -> tuple[Use, ...]:
@@ -100,7 +95,7 @@ def find_places(
     if not force:
         return ()
     if topology.is_backward(value):
-        return (Place(_unrounded(topology, value)),)
+        return (Place(topology.origin(value)),)
     # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: scale it for its backward readers.
     sides = topology.flat.sides(value)
     uses = (reader for each in sides for reader in uses_of(each))
@@ -113,7 +108,7 @@ def find_places(
 
 
 class _Search:
-    """One search upwards. Its steps are generators on its own stack, since chains are longer than Python's."""
+    """One search upwards: the answers for all values above one, in execution order."""
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
         self.topology = topology
@@ -121,34 +116,36 @@ class _Search:
         self.known: dict[ir.Value, _Answer] = {}
 
     def run(self, value: ir.Value) -> _Answer:
-        stack: list[tuple[ir.Value, _Steps]] = [(value, self._push(value))]
-        answer: _Answer | None = None
-        while stack:
-            current, steps = stack[-1]
-            try:
-                wanted = next(steps) if answer is None else steps.send(answer)
-            except StopIteration as stop:
-                answer = self.known[current] = stop.value
-                stack.pop()
-                continue
-            answer = self.known.get(wanted)
-            if answer is None:
-                stack.append((wanted, self._push(wanted)))
-        assert answer is not None
-        return answer
+        origins, number = self.topology.flat.origins, self.topology.number
+        # The input of a body has the number of its origin, and comes behind it.
+        for each in sorted(reach([value], self._above), key=lambda v: (number(v), v in origins)):
+            self.known[each] = self._answer(each)
+        return self.known[value]
 
     def is_constant(self, value: ir.Value) -> bool:
         """Return whether a value is a constant that can be scaled for a single reader."""
         return self.plan.degree(value) == 0 and _is_constant(self.topology, value)
 
-    def _push(self, value: ir.Value) -> _Steps:
+    def _end(self, value: ir.Value) -> _Answer | None:
+        """Return the answer for a value where the search ends; None for others."""
         if self.plan.degree(value) != 0 or is_known_zero(value):
             return _Answer(_Grade.STRONG)
-        if not self.topology.is_backward(value) or not is_float(value):
-            return _Answer(_Grade.NONE)
+        return None if self.topology.is_backward(value) and is_float(value) else _Answer(_Grade.NONE)
+
+    def _above(self, value: ir.Value) -> Sequence[ir.Value]:
+        node, flat = value.producer(), self.topology.flat
+        if self._end(value) is not None:
+            return ()
+        if node is None:
+            return [origin] if (origin := flat.origin(value)) is not value else ()
+        return flat.above(value) if node in flat.entries else inputs_of(node)
+
+    def _answer(self, value: ir.Value) -> _Answer:
+        if (end := self._end(value)) is not None:
+            return end
         node = value.producer()
         if node is None or node in self.topology.flat.entries:
-            return (yield from self._across_border(value))
+            return self._across_border(value)
         # A sequence cannot be multiplied.
         nonlinear = _Answer(_Grade.NONLINEAR, (Place(value),)) if is_tensor(value) else _Answer(_Grade.NONE)
         rule = rule_of(node)
@@ -158,58 +155,42 @@ class _Search:
             return nonlinear
         if rule.kind is Kind.LINEAR and may_bend(node):
             bounded = [v for v in inputs_of(node) if is_float(v) and not self.is_constant(v) and not is_known_zero(v)]
-            answer = (yield bounded[0]) if bounded else nonlinear
+            answer = self.known[bounded[0]] if bounded else nonlinear
             if answer.places or answer.grade is _Grade.NONE:
                 return answer
             # The gradient is unscaled before its bounds, and scaled again behind them.
             return _Answer(answer.grade, nonlinear.places)
         if rule.kind is Kind.LINEAR:
-            return (yield from self._through_sum(value, node, rule))
+            return self._through_sum(value, node, rule)
         if rule.kind is Kind.PRODUCT:
-            return (yield from self._through_product(value, node, rule))
+            return self._through_product(value, node, rule)
         if rule.kind is Kind.QUOTIENT:
-            answer = yield from self._operand(node, 0)
+            answer = self._operand(node, 0)
             return answer if answer.grade is not _Grade.NONE else _Answer(_Grade.PRODUCT, (Place(value),))
         return nonlinear
 
-    def _across_border(self, value: ir.Value) -> _Steps:
+    def _across_border(self, value: ir.Value) -> _Answer:
         """Go on at the operand that the input of a body is, or at the results of bodies."""
-        results = self.topology.flat.above(value)
-        node = value.producer()
-        if node is None:
+        if value.producer() is None:
             origin = self.topology.origin(value)
-            return _Answer(_Grade.NONE) if origin is value else (yield origin)
-        places: dict[Place, None] = {}
-        for result in results[-2:]:
-            answer = _Answer(_Grade.NONE) if self.is_constant(result) else (yield result)
-            if len(results) == 1 and not self.is_constant(result):
-                return answer
-            if answer.grade is not _Grade.STRONG:
-                return _Answer(_Grade.STRONG, (Place(value),))
-            places.update((place, None) for place in answer.places)
-        return _Answer(_Grade.STRONG, tuple(places))
+            return _Answer(_Grade.NONE) if origin is value else self.known[origin]
+        results = self.topology.flat.above(value)
+        if len(results) == 1 and not self.is_constant(results[0]):
+            return self.known[results[0]]
+        constant = _Answer(_Grade.NONE)
+        return _sum(value, [constant if self.is_constant(each) else self.known[each] for each in results[-2:]])
 
-    def _operand(self, node: ir.Node, index: int) -> _Steps:
+    def _operand(self, node: ir.Node, index: int) -> _Answer:
         use = Use(node, index)
         value = operand_at(use)
-        if self.is_constant(value):
-            return _Answer(_Grade.STRONG, (Place(value, use),))
-        return (yield value)
+        return _Answer(_Grade.STRONG, (Place(value, use),)) if self.is_constant(value) else self.known[value]
 
-    def _through_sum(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
-        operands = [i for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
-        if len(operands) == 1:
-            return (yield from self._operand(node, operands[0]))
-        places: dict[Place, None] = {}
-        for i in operands:
-            answer = yield from self._operand(node, i)
-            if answer.grade is not _Grade.STRONG:
-                return _Answer(_Grade.STRONG, (Place(value),))
-            places.update((place, None) for place in answer.places)
-        return _Answer(_Grade.STRONG, tuple(places))
+    def _through_sum(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Answer:
+        answers = [self._operand(node, i) for i in rule.operands(len(node.inputs)) if node.inputs[i] is not None]
+        return answers[0] if len(answers) == 1 else _sum(value, answers)
 
-    def _through_product(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Steps:
-        here = _Answer(_Grade.PRODUCT, (Place(value),))
+    def _through_product(self, value: ir.Value, node: ir.Node, rule: Rule) -> _Answer:
+        best = here = _Answer(_Grade.PRODUCT, (Place(value),))
         added = (node.inputs[i] for i in rule.addends if i < len(node.inputs))
         if any(addend is not None and not is_known_zero(addend) for addend in added):
             return here
@@ -218,15 +199,21 @@ class _Search:
         dependent = [i for i in operands if node.inputs[i] in self.topology.activation_dependent]
         constant = [i for i in operands if (v := node.inputs[i]) is not None and self.is_constant(v)]
         others = [i for i in operands if i not in dependent and i not in constant]
-        best = here
         # The deepest first; if that is a residual after all, the operands of no activation; then the rest.
         for i in (*dependent[:1], *others, *constant, *dependent[1:]):
-            answer = yield from self._operand(node, i)
+            answer = self._operand(node, i)
             if answer.grade is _Grade.STRONG:
                 return answer
             if best is here and i in dependent and answer.grade is not _Grade.NONE:
                 best = answer
         return best
+
+
+def _sum(value: ir.Value, answers: Sequence[_Answer]) -> _Answer:
+    """Return the answer for a sum, or a choice: all its terms have a place, or it is one itself."""
+    if any(answer.grade is not _Grade.STRONG for answer in answers):
+        return _Answer(_Grade.STRONG, (Place(value),))
+    return _Answer(_Grade.STRONG, tuple(dict.fromkeys(place for answer in answers for place in answer.places)))
 
 
 def _is_constant(topology: Topology, value: ir.Value) -> bool:
@@ -250,16 +237,6 @@ def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
         return node.inputs[data[0]] if len(data) == 1 else None
 
     return source_of(value, viewed, topology.flat.across)
-
-
-def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
-    """Return the value before mixed precision rounded it: its product with the scale is rounded, too."""
-
-    def rounded(node: ir.Node) -> ir.Value | None:
-        source = node.inputs[0] if is_rounding(node) else None
-        return source if source is not None and topology.is_backward(source) else None
-
-    return topology.origin(source_of(topology.origin(value), rounded))
 
 
 def _is_saved(topology: Topology, value: ir.Value) -> bool:
@@ -290,7 +267,5 @@ def _rank(topology: Topology, value: ir.Value) -> tuple[bool, bool, bool, int, i
 
 def find_held_numbers(topology: Topology) -> set[ir.Value]:
     """Find the stored numbers in an output: they may be weights and moments."""
-    graph = topology.graph
-    numbers = {v for v in graph.initializers.values() if is_scalar(v) and is_float(v)}
-    held = (find_coefficients(output, numbers, topology.factors) for output in graph.outputs)
-    return {v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE}
+    numbers = {v for v in topology.graph.initializers.values() if is_scalar(v) and is_float(v)}
+    return find_held(topology.graph.outputs, numbers, topology.factors)

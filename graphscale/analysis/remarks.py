@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
@@ -14,16 +13,14 @@ from graphscale.analysis.roles.naming import likeness
 from graphscale.analysis.roles.role_table import Role, Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import Update, same_type
+from graphscale.flow.scale_effects import tests_finiteness
 from graphscale.graph.cones import descendants
 from graphscale.graph.values import constant_number, inputs_of, is_float, is_scalar, subgraphs
 from graphscale.graph.walks import source_by_trait
-from graphscale.operators import Kind, Trait, has_trait
+from graphscale.operators import Trait, has_trait
 from graphscale.process.summary import few
 
 __all__ = ["make_remarks"]
-
-# Numbers that stand for infinity in a comparison.
-_LARGEST = frozenset(float(np.finfo(dtype).max) for dtype in (np.float16, np.float32, np.float64))
 
 
 def make_remarks(topology: Topology, plan: Plan, roles: Roles, states: Sequence[Update]) -> Iterator[str]:
@@ -49,8 +46,7 @@ def _note_own_tests(topology: Topology, plan: Plan, states: Sequence[Update]) ->
     Such a state is a count of errors. A step counter that is selected as the weights are needs no note: both stay on a
     step that is not applied.
     """
-    tests = {*topology.nodes_like(lambda operator: bool(operator.traits & Trait.FINITENESS_TEST))}
-    tests.update(filter(_is_test, topology.nodes_like(lambda operator: operator.rule.kind is Kind.COMPARE)))
+    tests = {node for node in topology.nodes if tests_finiteness(node)}
     if not tests:
         return
     others = [node for node in topology.nodes if node not in tests]
@@ -66,12 +62,6 @@ def _note_own_tests(topology: Topology, plan: Plan, states: Sequence[Update]) ->
             f"{', '.join(map(repr, names))}: the step's own test of its gradients decides on this state, and a skipped "
             f"step keeps it, so that it counts no error; to let it advance: {' '.join(f'--keep {n}' for n in names)}"
         )
-
-
-def _is_test(node: ir.Node) -> bool:
-    """Return whether a comparison tests whether a value is finite."""
-    numbers = [number for value in inputs_of(node) if (number := constant_number(value)) is not None]
-    return len({*node.inputs}) == 1 or any(math.isinf(number) or number in _LARGEST for number in numbers)
 
 
 def _find_selection(state: Update) -> tuple[ir.Value | None, int] | None:

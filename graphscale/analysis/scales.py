@@ -9,9 +9,8 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.loss import LEAST_SCALE
-from graphscale.flow.degree import Conflict, Degree, DegreeDomain, Element, Mixed, degree_of, is_small_zero
+from graphscale.flow.degree import ZERO, Conflict, Degree, DegreeDomain, Element, Mixed, degree_of, is_small_zero
 from graphscale.flow.interpreter import Flow
-from graphscale.flow.powers import Powers
 from graphscale.flow.scale_effects import Numbers, is_flag
 from graphscale.flow.support import reach
 from graphscale.graph.values import (
@@ -146,6 +145,9 @@ def _follow(candidate: Candidate, numbers: Container[ir.Value]) -> list[ir.Value
 
 # --- bookkeeping ------------------------------------------------------------------------------------------------------
 
+# The power of a further leaf counts as so many of the one before: one number has the powers of all, as digits.
+_NEXT = 2.0**8
+
 
 class Bookkeeping:
     """The values computed from the state of a loss scale, constants and flags alone.
@@ -171,12 +173,12 @@ class Bookkeeping:
         values = reach(numbers.nodes, (*self.leaves, symbol)) | numbers.counts
         self.values = {value for value in values if value in numbers}
         others = (leaf for leaf in self.leaves if leaf is not symbol)
-        seeds = {symbol: Powers({0: 1}), **{leaf: Powers({i: 1}) for i, leaf in enumerate(others, 1)}}
+        seeds = {symbol: 1.0, **{leaf: _NEXT**i for i, leaf in enumerate(others, 1)}}
         flow = Flow[Element](_Choices(seeds, self.values), seeds)
         flow.visit_all(numbers.nodes)
-        powers = {value: flow.of(value) for value in self.values if flow.of(value)}
-        pure = {value: power.along(0) for value, power in powers.items() if isinstance(power, Powers)}
-        self.degrees = {value: degree for value, degree in pure.items() if degree is not None}
+        powers = {value: element for value in self.values if (element := flow.of(value))}
+        plain = ((value, power) for value, power in powers.items() if not isinstance(power, Mixed))
+        self.degrees = {value: degree for value, degree in plain if degree is not ZERO and abs(degree) < _NEXT / 2}
         self.multiples = {*self.degrees}
         self.bent = powers.keys() - self.multiples
 

@@ -33,7 +33,6 @@ from graphscale.operators import Trait
 
 __all__ = ["Topology"]
 
-
 _MANY = -1
 
 
@@ -150,6 +149,10 @@ class Topology:
             self._coefficients[value] = find_coefficients(value, self.states, self.factors)
         return self._coefficients[value]
 
+    def held(self, value: ir.Value) -> list[ir.Value]:
+        """Return the states in a value with a coefficient near one."""
+        return [state for state, c in self.coefficients(value).items() if c >= NEXT_STATE]
+
     def is_backward(self, value: ir.Value) -> bool:
         """Return whether a backward node computes the value."""
         return value in self._backward
@@ -224,8 +227,7 @@ class Topology:
     @functools.cached_property
     def held_states(self) -> frozenset[ir.Value]:
         """The states in an output with a coefficient near one: an input without next value is no moment."""
-        held = (self.coefficients(output) for output in self.graph.outputs)
-        return frozenset(v for coefficients in held for v, c in coefficients.items() if c >= NEXT_STATE)
+        return frozenset(state for output in self.graph.outputs for state in self.held(output))
 
     @property
     def reads_next_weights(self) -> bool:
@@ -250,8 +252,8 @@ class Topology:
         holding = find_holders(kept, nodes, self.factors)
         for value in (node.outputs[0] for node in nodes):
             if value in holding and value in behind and type_of(value) in kinds:
-                held = (v for v, c in self.coefficients(value).items() if c >= NEXT_STATE and v in kept)
-                moved.update((value, weight) for weight in held if type_of(weight) == type_of(value))
+                held = (weight for weight in self.held(value) if weight in kept and type_of(weight) == type_of(value))
+                moved.update((value, weight) for weight in held)
         return moved
 
     def descendants(
@@ -298,9 +300,7 @@ class Topology:
         read = (value for value in self.forward if self.flat.is_source(value) and not is_scalar(value))
         read = (value for value in read if not (self.factors[value] or is_known_zero(value)))
         weights = {value for value in read if any(same_type(gradient, value) for gradient in gradients)}
-        held = (self.coefficients(output).items() for output in self.graph.outputs)
-        updated = {value for each in held for value, c in each if c >= NEXT_STATE and value in weights}
-        weights = updated or weights  # other weights are frozen
+        weights = (weights & self.held_states) or weights  # other weights are frozen
         return not weights or any(map(is_stored, weights))
 
     def may_be_state(self, value: ir.Value) -> bool:
@@ -321,8 +321,8 @@ class Topology:
         nexts: set[ir.Value] = set()
         while pending:
             value = pending.pop()
-            held = self.coefficients(value).items() if value not in nexts and value.producer() is not None else ()
-            if any(c >= NEXT_STATE and state in self.forward for state, c in held):
+            held = self.held(value) if value not in nexts and value.producer() is not None else ()
+            if any(state in self.forward for state in held):
                 nexts.add(value)
                 node = value.producer()
                 pending += inputs_of(node)[1:] if node is not None and node.op_type == "Where" else []

@@ -17,7 +17,7 @@ from graphscale.analysis.roles.role_table import Role, Roles
 from graphscale.analysis.solution import solve_losses
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.training_result import TrainingGraph
-from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
+from graphscale.analysis.updates import Update, find_held_initializers, same_type, zeros_as_inputs
 from graphscale.errors import LossError, RolesError, SeedNotFoundError, UpdateError, suggest
 from graphscale.flow.flat_graph import FlatGraph
 from graphscale.graph.values import (
@@ -179,11 +179,11 @@ def _refuse_held(gradients: set[ir.Value], topology: Topology, plan: Plan) -> No
     Such a value contains the state, or is its product with a value where the scale enters: an exponentiated gradient.
     """
     for value in (output for output in topology.graph.outputs if output in gradients):
-        held, node = topology.coefficients(value), value.producer()
+        node = value.producer()
         factors = inputs_of(node) if node is not None and node.op_type in ("Mul", "Div") else ()
         is_entered = not plan.scaled_values.isdisjoint(factors)
         products = (v for v in factors if is_entered and v in topology.states and same_type(v, value))
-        state = next((state for state, c in held.items() if c >= NEXT_STATE), next(products, None))
+        state = next(iter((*topology.held(value), *products)), None)
         if state is not None:
             raise UpdateError(
                 f"output {value_label(value)} could be the next value of {state.name!r}, or a gradient, and no "

@@ -35,6 +35,7 @@ __all__ = [
     "average_factors",
     "find_coefficients",
     "find_fused_updates",
+    "find_held",
     "find_held_initializers",
     "find_holders",
     "find_terms",
@@ -273,21 +274,19 @@ def _uniform(tensor: ir.TensorProtocol) -> float:
     return float(first[0]) if first.size and (first == first[0]).all() else 0.0
 
 
-def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
-    """Find the initializers in an output with a coefficient near one: weights, moments, constants.
+def find_held(outputs: Iterable[ir.Value], values: Collection[ir.Value], factors: Factors) -> set[ir.Value]:
+    """Find the values in an output with a coefficient near one: weights, moments, constants."""
+    found = (find_coefficients(output, values, factors) for output in outputs) if values else ()
+    return {v for coefficients in found for v, c in coefficients.items() if c >= NEXT_STATE}
 
-    Outputs without an initializer of their type are left out, since their state is not stored.
-    """
+
+def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
+    """Find the initializers that an output holds, if it has the type of one: else its state is not stored."""
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
-    if not values:
-        return set()
-    held: set[ir.Value] = set()
-    kinds, factors = {type_of(value) for value in values}, Factors(origins=find_origins(graph))
+    kinds = {type_of(value) for value in values}
     is_any = any(None in kind for kind in kinds)
-    for output in graph.outputs:
-        if is_any or (kind := type_of(output)) in kinds or None in kind:
-            held.update(v for v, c in find_coefficients(output, values, factors).items() if c >= NEXT_STATE)
-    return held
+    outputs = (v for v in graph.outputs if is_any or (kind := type_of(v)) in kinds or None in kind)
+    return find_held(outputs, values, Factors(origins=find_origins(graph))) if values else values
 
 
 def find_holders(states: Iterable[ir.Value], nodes: Iterable[ir.Node], factors: Factors) -> set[ir.Value]:

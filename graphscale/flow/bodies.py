@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import onnx_ir as ir
 
 from graphscale.graph.cones import carried_by
-from graphscale.graph.values import has_bodies, operands_of, subgraphs
+from graphscale.graph.values import has_bodies, inputs_of, operands_of, subgraphs
 
-__all__ = ["Body", "BodyRun", "Layout", "bodies_of", "flatten"]
+__all__ = ["Body", "BodyRun", "bodies_of", "flatten"]
 
 E = TypeVar("E")
 
@@ -93,79 +93,59 @@ def flatten(
             stack.append((node, bodies, itertools.chain.from_iterable(body.nodes for body in bodies)))
 
 
-class Layout:
-    """The nodes in the bodies of a node, in one order: each node with bodies stands before and after these.
-
-    Attributes:
-        node: the node.
-        steps: `(node, its bodies, whether the bodies end here)`.
-        readers: the positions in `steps` that read a value.
-        values: all values in the bodies.
-    """
-
-    def __init__(self, node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
-        self.node = node
-        self.steps: list[tuple[ir.Node, Sequence[Body], bool]] = []
-        self.readers: dict[ir.Value, list[int]] = {}
-        self.values: list[ir.Value] = []
-        for step, bodies, ends in flatten([node], functions):
-            inputs = (v for v in step.inputs if v is not None)
-            if not bodies:
-                self._add(step, bodies, ends, operands_of(step))
-            elif ends:
-                read = [value for body in bodies for value in (*body.outputs, *body.inputs)]
-                self._add(step, bodies, ends, (*read, *inputs))
-            else:
-                self._add(step, bodies, ends, inputs)
-                self.values += [value for body in bodies for value in body.inputs]
-            if (ends or not bodies) and step is not node:
-                self.values += step.outputs
-
-    def _add(self, node: ir.Node, bodies: Sequence[Body], ends: bool, read: Iterable[ir.Value]) -> None:
-        for value in dict.fromkeys(read):
-            self.readers.setdefault(value, []).append(len(self.steps))
-        self.steps.append((node, bodies, ends))
-
-
 class BodyRun(Generic[E]):
-    """A run through the bodies of a node.
+    """A run through the bodies of a node, again and again until nothing rises.
+
+    The nodes in them have one order: each node with bodies stands before and after these.
 
     Args:
         flow: the `Flow` that the node belongs to.
-        layout: the nodes in the bodies.
+        node: the node.
+        functions: the model-local functions.
     """
 
-    def __init__(self, flow: Any, layout: Layout) -> None:
-        self._flow = flow
-        self._domain = flow.domain
-        self._layout = layout
-        self._queue = list(range(len(layout.steps)))  # sorted, so a heap
-        self._queued = set(self._queue)
+    def __init__(self, flow: Any, node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
+        self._flow, self._domain, self._node = flow, flow.domain, node
+        self._steps = [*flatten([node], functions)]
+        self._readers: dict[ir.Value, list[int]] = {}
+        self._values: list[ir.Value] = []
+        self._queue: list[int] = []
+        self._queued: set[int] = set()
         self._entered: set[ir.Value] = set()
+        for position, (step, bodies, ends) in enumerate(self._steps):
+            read = inputs_of(step) if bodies else operands_of(step)
+            if bodies and ends:
+                read = (*(value for body in bodies for value in (*body.outputs, *body.inputs)), *read)
+            for value in dict.fromkeys(read):
+                self._readers.setdefault(value, []).append(position)
+            if bodies and not ends:
+                self._values += (value for body in bodies for value in body.inputs)
+            elif step is not node:
+                self._values += step.outputs
 
     def run(self) -> Sequence[E]:
         """Return the elements of the node's outputs."""
-        for value in self._layout.values:
+        self._queue = list(range(len(self._steps)))  # sorted, so a heap
+        self._queued = set(self._queue)
+        self._entered = set()
+        for value in self._values:
             self._flow.elements.pop(value, None)
         results: Sequence[E] = ()
         while self._queue:
             position = heapq.heappop(self._queue)
             self._queued.discard(position)
-            node, bodies, ends = self._layout.steps[position]
+            node, bodies, ends = self._steps[position]
             if bodies and not ends:
-                self._enter(node, bodies)
+                for value, element in self._flow.entering(node, bodies):
+                    self._rise(node, value, element)
                 continue
             outputs = self._leave(node, bodies) if bodies else self._flow.transfer(node)
-            if node is self._layout.node:
+            if node is self._node:
                 results = outputs
                 continue
             for value, element in zip(node.outputs, outputs, strict=True):
                 self._change(value, self._domain.write(value, element))
         return results
-
-    def _enter(self, node: ir.Node, bodies: Sequence[Body]) -> None:
-        for value, element in self._flow.entering(node, bodies):
-            self._rise(node, value, element)
 
     def _leave(self, node: ir.Node, bodies: Sequence[Body]) -> list[E]:
         for after, value in (pair for body in bodies for pair in body.carried):
@@ -203,7 +183,7 @@ class BodyRun(Generic[E]):
 
     def _change(self, value: ir.Value, element: E) -> None:
         if self._flow.set(value, element):
-            for position in self._layout.readers.get(value, ()):
+            for position in self._readers.get(value, ()):
                 if position not in self._queued:
                     self._queued.add(position)
                     heapq.heappush(self._queue, position)

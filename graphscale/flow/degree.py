@@ -1,8 +1,8 @@
-"""Degrees: the power of each scale in every value of a graph, by the rules of the operator table.
+"""Degrees: the power of the scale in every value of a graph, by the rules of the operator table.
 
-Multiply some values by symbols S > 0; the degree of a value says by which power of each symbol it is multiplied then. A
-degree is a number where there is one symbol, and a `Powers` vector where there are several. All integer and half powers
-occur: a square has degree 2, its root degree 1, a reciprocal degree -1.
+Multiply some values by a symbol S > 0; the degree of a value says by which power of S it is multiplied then. Integer
+and half powers occur: a square has degree 2, its root degree 1, a reciprocal degree -1. Several symbols are powers of
+one, far apart.
 """
 
 from __future__ import annotations

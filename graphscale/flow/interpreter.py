@@ -16,7 +16,7 @@ import onnx_ir as ir
 from graphscale.graph.values import captured_values, subgraphs
 
 if TYPE_CHECKING:
-    from graphscale.flow.bodies import Body, Layout
+    from graphscale.flow.bodies import Body, BodyRun
 
 __all__ = ["Domain", "Flow", "run"]
 
@@ -102,7 +102,7 @@ class Flow(Generic[E]):
         self._functions = functions or {}
         self._reads = type(domain).read is not Domain.read
         self._writes = type(domain).write is not Domain.write
-        self._layouts: dict[ir.Node, Layout] = {}
+        self._runs: dict[ir.Node, BodyRun[E]] = {}
 
     def of(self, value: ir.Value | None) -> E:
         """Return the element of a value."""
@@ -145,14 +145,13 @@ class Flow(Generic[E]):
         """Return the elements of a node's outputs; those of the values in its bodies are set."""
         if not (self._functions or subgraphs(node)):
             return self.domain.transfer(node, self.operands(node))
-        from graphscale.flow.bodies import BodyRun, Layout, bodies_of  # few nodes have bodies
+        from graphscale.flow.bodies import BodyRun, bodies_of  # few nodes have bodies
 
         if not bodies_of(node, self._functions):
             return self.transfer(node)
-        layout = self._layouts.get(node)
-        if layout is None:
-            layout = self._layouts[node] = Layout(node, self._functions)
-        return BodyRun(self, layout).run()
+        if node not in self._runs:
+            self._runs[node] = BodyRun(self, node, self._functions)
+        return self._runs[node].run()
 
     def entering(self, node: ir.Node, bodies: Iterable[Body]) -> Iterator[tuple[ir.Value, E]]:
         """Yield the inputs of a node's bodies with the elements of its operands there, for the first round."""

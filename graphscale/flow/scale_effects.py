@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
+import ml_dtypes
 import onnx_ir as ir
 
 from graphscale.flow.degree import ZERO, Degree, DegreeDomain, Element, Mixed, degree_of
 from graphscale.flow.interpreter import Domain, run
 from graphscale.flow.support import SupportDomain
-from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar, own_dtype, subgraphs
-from graphscale.operators import Kind, Rule, rule_of
+from graphscale.graph.values import (
+    constant_number,
+    constant_tensor,
+    inputs_of,
+    is_float,
+    is_scalar,
+    own_dtype,
+    subgraphs,
+)
+from graphscale.operators import Kind, Rule, Trait, has_trait, rule_of
 
-__all__ = ["BENT", "FREED", "KEPT", "TOUCHED", "Numbers", "ScaleDomain", "ScaleEffect", "is_flag", "is_single_flag"]
+__all__ = [
+    "BENT",
+    "FREED",
+    "KEPT",
+    "TOUCHED",
+    "Numbers",
+    "ScaleDomain",
+    "ScaleEffect",
+    "is_flag",
+    "is_large",
+    "is_single_flag",
+    "tests_finiteness",
+]
 
 # --- origins ----------------------------------------------------------------------------------------------------------
 
@@ -195,3 +217,24 @@ def is_flag(value: ir.Value) -> bool:
 def is_single_flag(value: ir.Value) -> bool:
     """Return whether a value is bool, and may be a single one."""
     return is_flag(value) and (value.shape is None or is_scalar(value))
+
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+# The largest numbers of the floating-point types: a finite check may compare with them.
+_TYPES = ("float16", "bfloat16", "float32", "float64")
+_LARGEST = frozenset(float(ml_dtypes.finfo(dtype).max) for dtype in _TYPES)  # type: ignore[no-untyped-call]
+
+
+def is_large(value: ir.Value | None) -> bool:
+    """Return whether a value is a number that tests of finiteness compare with."""
+    number = constant_number(value)
+    return number is not None and (not math.isfinite(number) or abs(number) in _LARGEST)
+
+
+def tests_finiteness(node: ir.Node) -> bool:
+    """Return whether a node tests values for finiteness, perhaps as a comparison with infinity or with themselves."""
+    rule = rule_of(node)
+    is_comparison = rule is not None and rule.kind is Kind.COMPARE
+    is_test = is_comparison and (any(map(is_large, node.inputs)) or len(set(node.inputs)) == 1)
+    return is_test or has_trait(node, Trait.FINITENESS_TEST)

@@ -14,7 +14,7 @@ from tests.conftest import MODELS
 pytestmark = pytest.mark.static
 
 # Upper bounds, to be lowered with the package.
-MODULES, LINES = 90, 12_960
+MODULES, LINES = 90, 12_930
 
 SCALE = """
 import json, sys
@@ -34,7 +34,7 @@ def test_scaling_a_network_imports_few_modules() -> None:
     assert sum(lines.values()) <= LINES, largest
     unused = ("lowering", "session", "checks", "passes.casting", "passes.telemetry", "passes.lower_training_ops")
     unused += ("passes.lower_optimizers", "graph.diagnosis", "policy.presets", "analysis.own_scale")
-    unused += ("analysis.roles.nearness", "flow.bodies", "flow.powers")
+    unused += ("analysis.roles.nearness", "flow.bodies")
     unused += ("entries", "graph.releases", "flow.resets", "files.stream_files", "files.contents", "graph.cones")
     unused += ("graph.note_check", "passes.nodes.finite_on_cuda", "analysis.roles.weak_evidence")
     unused += ("analysis.roles.roles_file", "analysis.roles.dependence", "analysis.named_values")
