@@ -25,6 +25,7 @@ from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.damage import name_damage
+from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
@@ -139,9 +140,10 @@ def scale(
     hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
         warnings = [*prepare(work, hints), *advise(work, chosen)]
-        own = own_scale_of(work, hints)
+        index = NodeIndex(work.graph)
+        own = own_scale_of(work, hints, index)
         warnings += [] if own is None else own.refuse(name)
-        replaced = replace_training_ops(work, chosen)
+        replaced = replace_training_ops(work, chosen, index)
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
@@ -181,9 +183,9 @@ def scale(
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
-def own_scale_of(model: ir.Model, hints: Hints) -> OwnScale | None:
+def own_scale_of(model: ir.Model, hints: Hints, index: NodeIndex | None = None) -> OwnScale | None:
     """Find the own loss scale of a step; most steps have no number that could be one."""
-    if not may_be_scaled(model.graph):
+    if not may_be_scaled(model.graph, index or NodeIndex(model.graph)):
         return None
     from graphscale.analysis.own_scale import find_own_scale
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
+from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import (
     Use,
     constant_number,
@@ -21,7 +22,7 @@ from graphscale.graph.values import (
     subgraphs,
 )
 from graphscale.graph.walks import reach
-from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = [
     "LEAST_SCALE",
@@ -57,11 +58,11 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
     found = [
         value
         for value in graph.outputs
-        if value not in others
+        if is_scalar(value)
+        and value not in others
         and value.producer() is not None
         and value.dtype is not None
         and is_float(value)
-        and is_scalar(value)
         and is_differentiable(value)
         and not any(_is_next(value, number, c) for number, c in find_coefficients(value, numbers).items())
     ]
@@ -135,14 +136,13 @@ def smooth_operands(value: ir.Value) -> list[ir.Value]:
     return [operand for operand in floats if constant_tensor(operand) is None or not is_scalar(operand)]
 
 
-def may_be_scaled(graph: ir.Graph) -> bool:
+def may_be_scaled(graph: ir.Graph, index: NodeIndex) -> bool:
     """Return whether a number could be the own loss scale of a step: it is fed or carried, or a large constant."""
-    nodes = tuple(graph)
-    if any(map(subgraphs, nodes)) or nodes_with(nodes, Trait.EFFECT):
+    if index.holders or index.nodes_with(Trait.EFFECT):
         return True
-    made = (value for node in nodes if node.op_type == "Constant" for value in node.outputs)
-    numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_float(v) and is_scalar(v)]
-    nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
+    made = (value for node in index.nodes_of("Constant") for value in node.outputs)
+    numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_scalar(v) and is_float(v)]
+    nexts = (v for v in graph.outputs if (v.shape is None or is_scalar(v)) and is_float(v))
     carried = set().union(*map(_find_stored, nexts))
     if any(_multiplies_and_divides([v]) for v in numbers if v.is_graph_input() or v in carried):
         return True

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphscale.analysis.recomputed import find_recomputed_values
 from graphscale.analysis.updates import (
     NEXT_STATE,
+    ByType,
     Factors,
     find_coefficients,
     find_holders,
@@ -292,7 +293,8 @@ class Topology:
         """
         read = (value for value in self.forward if self.flat.is_source(value) and not is_scalar(value))
         read = (value for value in read if not (self.factors[value] or is_known_zero(value)))
-        weights = {value for value in read if any(same_type(gradient, value) for gradient in gradients)}
+        alike = ByType(gradients)
+        weights = {value for value in read if alike.like(value)}
         held = (self.coefficients(output).items() for output in self.graph.outputs)
         updated = {value for each in held for value, c in each if c >= NEXT_STATE and value in weights}
         weights = updated or weights  # other weights are frozen

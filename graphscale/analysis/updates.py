@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -126,9 +126,12 @@ def find_coefficients(
             if value in factors.origins:
                 heapq.heappush(pending, (size, next(order), coefficient, factors.origins[value], None))
             continue
+        terms = find_terms(node, value, factors, through)
+        if not terms:
+            continue
         is_placed = window is not None or (node.op_type not in _ARITHMETIC and has_trait(node, Trait.WINDOW))
         above = window
-        for operand, factor in find_terms(node, value, factors, through):
+        for operand, factor in terms:
             c = coefficient * factor
             if abs(c) > followed:
                 if is_placed:
@@ -143,36 +146,36 @@ def find_coefficients(
 
 def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> list[tuple[ir.Value, float]]:
     """Return the terms of a node's sum, with their coefficients; empty for other nodes."""
-    if node.op_type in _ARITHMETIC and node.domain == "":
-        return _arithmetic_terms(node, factors)
+    op_type = node.op_type
+    if op_type in _ARITHMETIC and not node.domain:
+        return _arithmetic_terms(op_type, inputs_of(node), factors)
     optimizer = optimizer_of(node)
     if optimizer is not None:
         source = optimizer.source(value.index() or 0)
         state = None if source is None or source >= len(node.inputs) else node.inputs[source]
         return [] if state is None else [(state, 1.0)]
-    if node.domain and node.op_type != "BatchNormInternal":
+    if node.domain and op_type != "BatchNormInternal":
         return []
-    if node.op_type in ("If", "Loop", "Scan"):
-        position = (value.index() or 0) + (node.op_type == "Loop")  # behind the condition of a Loop
+    if op_type in ("If", "Loop", "Scan"):
+        position = (value.index() or 0) + (op_type == "Loop")  # behind the condition of a Loop
         return [(body.outputs[position], 1.0) for body in subgraphs(node)]
     rule = rule_of(node)
-    if rule is not None and (has_trait(node, through) or node.op_type == "Where"):
+    if rule is not None and (has_trait(node, through) or op_type == "Where"):
         data = (node.inputs[i] for i in rule.operands(len(node.inputs)))
         return [(operand, 1.0) for operand in data if operand is not None]
     inputs = inputs_of(node)
-    if node.op_type in ("ScatterND", "ScatterElements") and through & Trait.MOVE:
+    if op_type in ("ScatterND", "ScatterElements") and through & Trait.MOVE:
         return [] if is_known_zero(inputs[0]) else [(inputs[0], 1.0)]
-    if node.op_type == "Gemm":
+    if op_type == "Gemm":
         return [(addend, node.attributes.get_float("beta", 1.0)) for addend in inputs[2:]]
-    if node.op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
+    if op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
         return [(inputs[0], 1.0)]
-    if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
+    if op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
         return [(inputs[2 + (value.index() or 0)], node.attributes.get_float("momentum", 0.9))]
     return []
 
 
-def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, float]]:
-    op_type, inputs = node.op_type, inputs_of(node)
+def _arithmetic_terms(op_type: str, inputs: Sequence[ir.Value], factors: Factors) -> list[tuple[ir.Value, float]]:
     if op_type == "Mul":
         return [(inputs[0], factors[inputs[1]]), (inputs[1], factors[inputs[0]])]
     if op_type in ("Add", "Sum"):
@@ -366,14 +369,16 @@ def is_constant_view(output: ir.Value) -> bool:
 
 def type_of(value: ir.Value) -> Type:
     """Return the dtype and the shape of a value, None for unknown ones."""
-    return value.dtype, None if value.shape is None else value.shape.dims
+    shape = value.shape
+    return value.dtype, None if shape is None else shape.dims
 
 
 def same_type(output: ir.Value, value: ir.Value) -> bool:
     """Return whether two values have the same dtype and shape, as far as both are known."""
-    if output.dtype is not None and value.dtype is not None and output.dtype is not value.dtype:
+    (dtype, dims), (other, others) = type_of(output), type_of(value)
+    if dtype is not None and other is not None and dtype is not other:
         return False
-    return output.shape is None or value.shape is None or output.shape.dims == value.shape.dims
+    return dims is None or others is None or dims == others
 
 
 class ByType:

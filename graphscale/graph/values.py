@@ -207,7 +207,7 @@ def all_nodes(graph: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """Yield the nodes of a graph, bodies included; for graphs of few bodies, in half the time of onnx_ir."""
     for node in graph:
         yield node
-        if subgraphs(node):
+        if node.attributes.data and subgraphs(node):
             yield from inner_nodes(node)
 
 

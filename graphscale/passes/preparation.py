@@ -7,8 +7,9 @@ import onnx_ir as ir
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.updates import find_fused_updates
 from graphscale.errors import GraphscaleError
+from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.types import dtypes_of
-from graphscale.graph.values import all_nodes, node_name
+from graphscale.graph.values import node_name
 from graphscale.operators import OPERATORS, PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
 from graphscale.step.understanding import understand
@@ -45,10 +46,9 @@ def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
         from graphscale.graph.inference import complete_types
 
         complete_types(model)
-    results = [value for node in model.graph for value in node.outputs]
-    if any(value.dtype is None for value in results):
+    if any(value.dtype is None for node in model.graph for value in node.outputs):
         known = dtypes_of(model.graph.all_nodes())
-        for value in results:
+        for value in (value for node in model.graph for value in node.outputs):
             if value.dtype is None and value in known and not known[value].is_floating_point():
                 value.dtype = known[value]  # a value of an unknown dtype may be scaled
     fused = _find_hidden_gradients(model, hints)
@@ -73,8 +73,13 @@ def _find_hidden_gradients(model: ir.Model, hints: Hints) -> list[ir.Node]:
     return [node for node in fused if node in missed]
 
 
-def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
+def replace_training_ops(model: ir.Model, target: Target, index: NodeIndex | None = None) -> dict[str, int]:
     """Replace the operators of ONNX Runtime's training builds, if the target is no such build.
+
+    Args:
+        model: the model.
+        target: the target.
+        index: the nodes of its graph, if they are known.
 
     Returns:
         `{operator: nodes}`, the replaced nodes.
@@ -82,9 +87,9 @@ def replace_training_ops(model: ir.Model, target: Target) -> dict[str, int]:
     Raises:
         UnsupportedModelError: an operator has no standard form.
     """
-    by_operator = {} if target.in_place else {(node.domain, node.op_type): node for node in all_nodes(model.graph)}
+    by_operator = {} if target.in_place else (index or NodeIndex(model.graph)).by_operator
     # The schemas of ONNX take longer to load than a small step takes to scale.
-    nodes = [node for key, node in by_operator.items() if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN]
+    nodes = [each[-1] for key, each in by_operator.items() if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN]
     if not nodes:
         return {}
     from graphscale.operators.stock_kernels import needs_training_build
