@@ -255,7 +255,7 @@ def _marked_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     for node in graph:
         if PASS_KEY in node.metadata_props:
             yield node
-        elif subgraphs(node):
+        elif node.attributes.data and subgraphs(node):
             yield from (inner for inner in inner_nodes(node) if PASS_KEY in inner.metadata_props)
 
 

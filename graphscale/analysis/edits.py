@@ -183,6 +183,7 @@ class Plan(DegreeDomain):
 
 
 _VIEWS = Trait.VIEW | Trait.PERMUTE
+_SIGNED = _VIEWS | Trait.SIGN
 _UNSCALED_FIRST = (Kind.NONLINEAR, Kind.POWER, Kind.DEGREE_0)
 
 
@@ -227,7 +228,7 @@ def _is_factor_or_view(node: ir.Node, index: int, numbers: Container[ir.Value]) 
     if node.op_type in ("Mul", "Div"):
         return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
     result = node.outputs[0]
-    return has_trait(node, _VIEWS | Trait.SIGN) or (is_scalar(result) and result not in numbers)
+    return has_trait(node, _SIGNED) or (is_scalar(result) and result not in numbers)
 
 
 def find_tensor(value: ir.Value) -> Use:

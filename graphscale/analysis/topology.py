@@ -199,11 +199,11 @@ class Topology:
         An input with the type of only one weight may be an older value of that weight, as in SVRG.
         """
         kept = self.held_states
-        shapes = {None, *(tuple(state.shape) for state in kept if state.shape is not None)}
+        shapes = {None, *(state.shape.dims for state in kept if state.shape is not None)}
         moved: dict[ir.Value, ir.Value] = {}
         for node in self.nodes:
             value = node.outputs[0]
-            if value not in self.forward and (None if value.shape is None else tuple(value.shape)) in shapes:
+            if value not in self.forward and (None if value.shape is None else value.shape.dims) in shapes:
                 moved.update((value, state) for state in [*self.coefficients(value)][:1] if state in kept)
         for value in self.states - self.forward:
             weights = [state for state in kept if state in self.forward and same_type(state, value)]
@@ -302,12 +302,13 @@ class Topology:
 
     def may_be_state(self, value: ir.Value) -> bool:
         """Return whether an output could be a gradient or a next state, by the shapes of states, without targets."""
-        return value.shape is None or (is_float(value) and tuple(value.shape) in self._state_shapes)
+        shape = value.shape
+        return shape is None or (shape.dims in self._state_shapes and is_float(value))
 
     @functools.cached_property
     def _state_shapes(self) -> set[tuple[int | ir.SymbolicDim, ...]]:
         states = (value for value in self.states if is_float(value) and value not in self.targets)
-        return {tuple(value.shape) for value in states if value.shape is not None}
+        return {value.shape.dims for value in states if value.shape is not None}
 
     @functools.cached_property
     def validating(self) -> Set[ir.Node]:

@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -129,6 +129,8 @@ def find_coefficients(
         terms = find_terms(node, value, factors, through)
         if not terms:
             continue
+        if factors.uncertain and not factors.uncertain.isdisjoint(node.inputs):
+            factors.is_certain = False
         is_placed = window is not None or (node.op_type not in _ARITHMETIC and has_trait(node, Trait.WINDOW))
         above = window
         for operand, factor in terms:
@@ -198,7 +200,8 @@ class Factors(dict[ir.Value, float]):
         origins: for inputs of bodies, the operands that they are.
 
     Attributes:
-        is_certain: True if all factors found so far are those of `known_factors`.
+        uncertain: the values whose factors are not those of `known_factors`.
+        is_certain: True if no sum was read beside such a value since this was last set.
     """
 
     def __init__(
@@ -209,12 +212,14 @@ class Factors(dict[ir.Value, float]):
         super().__init__()
         self._find = _number if find is None else find
         self.origins = origins
+        self.uncertain: set[ir.Value] = set()
         self.is_certain = True
 
     def __missing__(self, value: ir.Value) -> float:
         origin = self.origins.get(value, value)
         self[value] = number = self._find(origin)
-        self.is_certain = self.is_certain and (number == 0 or number == _known_number(origin))
+        if self._find is _number and number and number != _known_number(origin):
+            self.uncertain.add(value)
         return number
 
 
@@ -394,7 +399,7 @@ class ByType:
             self._groups.setdefault(type_of(value), []).append(value)
         self._like: dict[Type, dict[ir.Value, None]] = {}
 
-    def like(self, value: ir.Value) -> Collection[ir.Value]:
+    def like(self, value: ir.Value) -> Set[ir.Value]:
         """Return the values of another one's type, as far as both are known, in order."""
         kind = type_of(value)
         if kind not in self._like:

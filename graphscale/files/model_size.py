@@ -17,6 +17,8 @@ _Key = tuple[str, str, str]
 _CALLS = 5_000
 _INLINE = "inline them first: onnx.save(onnx.inliner.inline_local_functions(onnx.load(MODEL)), FILE)"
 _FIELDS = 12  # for each node of the limit
+# The types of attributes that may hold a graph; readers find one in those without a type, too.
+_WITH_GRAPHS = (onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _LEAST = 3  # bytes of a field, on average: large models have more
 
 
@@ -112,6 +114,6 @@ def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.NodeProto, int
         for node in some:
             yield node, level
             for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    pending.append((attribute.g.node, level + 1))
-                pending += [(body.node, level + 1) for body in attribute.graphs]
+                if attribute.type in _WITH_GRAPHS:
+                    bodies = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+                    pending += [(body.node, level + 1) for body in bodies]

@@ -188,7 +188,7 @@ class FlatGraph:
 
 def find_origins(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     """Map the inputs of bodies to the operands that they are; zeros that a sum begins with have every degree."""
-    origins, nodes = dict[ir.Value, ir.Value](), [*filter(subgraphs, graph)]
+    origins, nodes = dict[ir.Value, ir.Value](), [node for node in graph if node.attributes.data and subgraphs(node)]
     if not nodes:
         return origins
     from graphscale.flow.bodies import flatten

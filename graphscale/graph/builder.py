@@ -59,12 +59,14 @@ class Editor:
     Attributes:
         renamed: `(wanted, given)` for each wanted name that was taken.
         made: the nodes of its builders.
+        dtypes: the dtypes of all values, None for an unknown one.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.renamed: list[tuple[str, str]] = []
         self.made: list[ir.Node] = []
+        self.dtypes: set[ir.DataType | None] = set()
         self._shared: dict[str, ir.Value] = {}
         self._positions: dict[ir.Value, int] = {}
         self._taken_over: dict[ir.Value, ir.Value] = {}
@@ -72,14 +74,15 @@ class Editor:
         self.refresh()
 
     def refresh(self) -> None:
-        """Reserve names that other code has added to the graph since."""
+        """Reserve names, and note dtypes, that other code has added to the graph since."""
         graphs = [self.graph]
         for graph in graphs:
-            self._names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
-            for node in graph:
-                self._names.add(node.name or "")
-                self._names.update([value.name or "" for value in node.outputs])
-                graphs += subgraphs(node)
+            nodes = tuple(graph)
+            results = [value for node in nodes for value in node.outputs]
+            values = (*graph.inputs, *graph.initializers.values(), *results)
+            self._names.update([node.name or "" for node in nodes], [value.name or "" for value in values])
+            self.dtypes.update([value.dtype for value in values])
+            graphs += [body for node in nodes if node.attributes.data for body in subgraphs(node)]
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
         """Reserve and return the wanted name, with a numeric suffix if it is taken."""
@@ -292,6 +295,7 @@ class Builder:
             metadata_props={PASS_KEY: self.mark} if self.is_marked else None,
         )
         self.editor.made.append(node)
+        self.editor.dtypes.update([dtype for _, dtype, _ in outputs])
         if domain:
             graph.opset_imports.setdefault(domain, 1)
         side, anchor = at or self.at or ("after", None)

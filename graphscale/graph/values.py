@@ -236,7 +236,8 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
 
 def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
     """Map each graph nested in the nodes of a main graph to the node around it."""
-    return {graph: node for node in nodes for body in subgraphs(node) for graph in (body, *body.subgraphs())}
+    holders = ((node, body) for node in nodes if node.attributes.data for body in subgraphs(node))
+    return {graph: node for node, body in holders for graph in (body, *body.subgraphs())}
 
 
 def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:

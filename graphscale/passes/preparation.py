@@ -89,7 +89,8 @@ def replace_training_ops(model: ir.Model, target: Target, index: NodeIndex | Non
     """
     by_operator = {} if target.in_place else (index or NodeIndex(model.graph)).by_operator
     # The schemas of ONNX take longer to load than a small step takes to scale.
-    nodes = [each[-1] for key, each in by_operator.items() if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN]
+    keys = (key for key in by_operator if key not in OPERATORS or key[0] or key[1] in IN_ONNX_DOMAIN)
+    nodes = [by_operator[key][-1] for key in keys]
     if not nodes:
         return {}
     from graphscale.operators.stock_kernels import needs_training_build
