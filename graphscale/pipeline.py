@@ -130,7 +130,8 @@ def scale(
     policy, counting = get_policy(loss_scale), None if telemetry is False else passes.AddTelemetry.of(telemetry)
     chosen, unscale = get_target(target), passes.UnscaleGradients(gradient_dtype)
     work, name, proto = open_copy_with_proto(model)
-    refuse_scaled(work, name)
+    index = NodeIndex(work.graph)
+    refuse_scaled(work, name, index)
     if not chosen.loads(work):
         from graphscale.graph.releases import check_versions
 
@@ -139,8 +140,7 @@ def scale(
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles, accepted=accept)
     hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
-        warnings = [*prepare(work, hints), *advise(work, chosen)]
-        index = NodeIndex(work.graph)
+        warnings = [*prepare(work, hints, index), *advise(work, chosen)]
         own = own_scale_of(work, hints, index)
         warnings += [] if own is None else own.refuse(name)
         replaced = replace_training_ops(work, chosen, index)
@@ -151,6 +151,7 @@ def scale(
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
+            index.refresh()
         prepared = None
         if trial:
             from graphscale.graph.order import check_order
@@ -158,7 +159,7 @@ def scale(
             check_order(work.graph)  # a copy is made in order
             prepared = work.clone()
         optional = [unscale, *([] if counting is None else [counting])]
-        step = run_rewrite(work, hints, scale_loss, *optional)
+        step = run_rewrite(work, hints, scale_loss, *optional, index=index)
         if mixed is not None and not isinstance(autocast, str | None):
             autocast.report = mixed.report
         with_mark = list(_marked_nodes(work.graph))

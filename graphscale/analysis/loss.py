@@ -101,8 +101,9 @@ def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) ->
         may_be_stored: whether state may be an initializer.
     """
     values = (*graph.inputs, *(graph.initializers.values() if may_be_stored else ()))
-    numbers = {value for value in values if is_scalar(value) and is_float(value)}
-    stored = (value for value in values if is_scalar(value) and not value.is_graph_input())
+    scalars = [value for value in values if is_scalar(value)]
+    numbers = set(filter(is_float, scalars))
+    stored = (value for value in scalars if not value.is_graph_input())
     added = {value for value in stored if any(node.op_type == "Add" for node, _ in value.uses())}
     zero = next((value for value in find_coefficients(loss, added) if is_known_zero(value)), None)
     return _find_averaged(loss, numbers) if zero is None else zero

@@ -27,6 +27,7 @@ from graphscale.analysis.updates import (
     type_of,
 )
 from graphscale.flow.flat_graph import FlatGraph
+from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.values import contains_contraction, inputs_of, is_float, is_known_zero, is_scalar
 from graphscale.graph.walks import reach
@@ -48,6 +49,7 @@ class Topology:
         moving: find further forward passes, at weights that the first gradients have updated.
         others: further losses, each with a backward pass of its own.
         closed: True to leave the bodies of nodes out.
+        index: the nodes of the graph, if they are known.
 
     Attributes:
         losses: the loss, and the others.
@@ -79,12 +81,13 @@ class Topology:
         moving: bool = False,
         others: Iterable[ir.Value] = (),
         closed: bool = False,
+        index: NodeIndex | None = None,
     ) -> None:
         self.graph = graph
         self.loss = loss
         self.losses = (loss, *others)
         self._held = frozenset(held)
-        self.flat = FlatGraph(graph, closed)
+        self.flat = FlatGraph(graph, closed, index)
         self.nodes, self.index = self.flat.nodes, self.flat.index
         self.operands, self.consumers, self.nodes_like = self.flat.operands, self.flat.consumers, self.flat.nodes_like
         self.origin, self.position = self.flat.origin, self.flat.position
@@ -133,7 +136,7 @@ class Topology:
 
     def of(self, loss: ir.Value) -> Topology:
         """Return the topology of the graph for another loss."""
-        return Topology(self.graph, loss, self._held)
+        return Topology(self.graph, loss, self._held, index=self.flat.known)
 
     def without(self, nodes: Set[ir.Node]) -> Topology:
         """Return a copy in which some contractions propagate no gradients."""

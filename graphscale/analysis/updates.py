@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.flow.flat_graph import find_origins
+from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
@@ -281,7 +282,7 @@ def _uniform(tensor: ir.TensorProtocol) -> float:
     return float(first[0]) if first.size and (first == first[0]).all() else 0.0
 
 
-def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
+def find_held_initializers(graph: ir.Graph, index: NodeIndex | None = None) -> set[ir.Value]:
     """Find the initializers in an output with a coefficient near one: weights, moments, constants.
 
     Outputs without an initializer of their type are left out, since their state is not stored.
@@ -290,7 +291,8 @@ def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
     if not values:
         return set()
     held: set[ir.Value] = set()
-    kinds, factors = {type_of(value) for value in values}, Factors(origins=find_origins(graph))
+    kinds = {type_of(value) for value in values}
+    factors = Factors(origins=find_origins(graph if index is None else index.holders))
     is_any = any(None in kind for kind in kinds)
     for output in graph.outputs:
         if is_any or (kind := type_of(output)) in kinds or None in kind:

@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.marks import PASS_KEY
-from graphscale.graph.values import rename, subgraphs
+from graphscale.graph.node_index import NodeIndex
+from graphscale.graph.values import rename
 
 __all__ = [
     "PASS_KEY",
@@ -55,34 +56,31 @@ class Editor:
 
     Args:
         graph: the graph to change.
+        index: its nodes, if they are known.
 
     Attributes:
+        index: its nodes without those of the builders.
         renamed: `(wanted, given)` for each wanted name that was taken.
         made: the nodes of its builders.
         dtypes: the dtypes of all values, None for an unknown one.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, index: NodeIndex | None = None) -> None:
         self.graph = graph
+        self.index = index or NodeIndex(graph)
         self.renamed: list[tuple[str, str]] = []
         self.made: list[ir.Node] = []
-        self.dtypes: set[ir.DataType | None] = set()
+        self.dtypes = {*self.index.dtypes}
         self._shared: dict[str, ir.Value] = {}
         self._positions: dict[ir.Value, int] = {}
         self._taken_over: dict[ir.Value, ir.Value] = {}
-        self._names = Names()
-        self.refresh()
+        self._names = Names(self.index.names)
 
     def refresh(self) -> None:
         """Reserve names, and note dtypes, that other code has added to the graph since."""
-        graphs = [self.graph]
-        for graph in graphs:
-            nodes = tuple(graph)
-            results = [value for node in nodes for value in node.outputs]
-            values = (*graph.inputs, *graph.initializers.values(), *results)
-            self._names.update([node.name or "" for node in nodes], [value.name or "" for value in values])
-            self.dtypes.update([value.dtype for value in values])
-            graphs += [body for node in nodes if node.attributes.data for body in subgraphs(node)]
+        self.index.refresh()
+        self._names.update(self.index.names)
+        self.dtypes |= self.index.dtypes
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
         """Reserve and return the wanted name, with a numeric suffix if it is taken."""

@@ -105,8 +105,9 @@ def is_float(value: ir.Value) -> bool:
 
 def own_dtype(value: ir.Value) -> ir.DataType | None:
     """Return the declared dtype of a value, from the value, its tensor or the attributes of its node."""
-    if value.dtype is not None:
-        return value.dtype
+    dtype = value.dtype
+    if dtype is not None:
+        return dtype
     if value.const_value is not None:
         return value.const_value.dtype
     node = value.producer()
@@ -132,10 +133,11 @@ _ONE = frozenset({1})
 
 def is_scalar(value: ir.Value) -> bool:
     """Return whether the value is known to hold exactly one element (shape [] or all ones)."""
-    if value.shape is None:
+    shape = value.shape
+    if shape is None:
         tensor = constant_tensor(value)
         return tensor is not None and tensor.size == 1
-    return _ONE.issuperset(value.shape.dims)
+    return _ONE.issuperset(shape.dims)
 
 
 # The operators with a sequence or an optional value as result.

@@ -23,51 +23,56 @@ def needs_preparation(model: ir.Model) -> bool:
     return bool(model.functions) or PREVIEW_TRAINING in model.opset_imports or bool(find_fused_updates(model.graph))
 
 
-def prepare(model: ir.Model, hints: Hints = NO_HINTS) -> list[str]:
+def prepare(model: ir.Model, hints: Hints = NO_HINTS, index: NodeIndex | None = None) -> list[str]:
     """Spell out nodes that hide the gradient path or have no kernel, with warnings; add missing types of outputs.
 
     Args:
         model: the model.
         hints: the user's names.
+        index: the nodes of its graph, if they are known; afterwards those of the new one.
     """
-    warnings = []
+    warnings, index = [], index or NodeIndex(model.graph)
     if model.functions:
         from graphscale.passes.inline_functions import InlineFunctions  # few models have functions
 
         names = ", ".join(f"{domain}::{name}" for domain, name, _ in model.functions)
         InlineFunctions()(model)
         warnings.append(f"the model-local functions {names} were inlined")
+        index.refresh()
     if PREVIEW_TRAINING in model.opset_imports:
         from graphscale.passes.lower_optimizers import LowerOptimizers
 
         if LowerOptimizers()(model).modified:
             warnings.append(f"the {PREVIEW_TRAINING} optimizers, which no runtime executes, were spelled out")
+            index.refresh()
     if any(value.dtype is None or value.shape is None for value in model.graph.outputs):
         from graphscale.graph.inference import complete_types
 
         complete_types(model)
-    if any(value.dtype is None for node in model.graph for value in node.outputs):
+    if None in index.dtypes:
         known = dtypes_of(model.graph.all_nodes())
-        for value in (value for node in model.graph for value in node.outputs):
+        for value in (value for node in index.nodes for value in node.outputs):
             if value.dtype is None and value in known and not known[value].is_floating_point():
                 value.dtype = known[value]  # a value of an unknown dtype may be scaled
-    fused = _find_hidden_gradients(model, hints)
+        index.refresh()
+    fused = _find_hidden_gradients(model, hints, index)
     if fused:
         from graphscale.passes.split_gemm import SplitGemm
 
         SplitGemm(fused)(model)
+        index.refresh()
         names = ", ".join(node_name(node) for node in fused)
         warnings.append(f"a gradient was fused into an update: the Gemm nodes {names} were split into product and sum")
     return warnings
 
 
-def _find_hidden_gradients(model: ir.Model, hints: Hints) -> list[ir.Node]:
+def _find_hidden_gradients(model: ir.Model, hints: Hints, index: NodeIndex) -> list[ir.Node]:
     """Find the Gemm nodes with a gradient and a state that the loss scale does not reach."""
-    fused = find_fused_updates(model.graph)
+    fused = find_fused_updates(model.graph) if index.nodes_of("Gemm") else []
     if not fused:
         return []
     try:
-        missed = understand(model, hints, asking=False).coverage.missed
+        missed = understand(model, hints, index, asking=False).coverage.missed
     except GraphscaleError:
         return fused  # the analysis of the split step may raise it again
     return [node for node in fused if node in missed]
@@ -79,7 +84,7 @@ def replace_training_ops(model: ir.Model, target: Target, index: NodeIndex | Non
     Args:
         model: the model.
         target: the target.
-        index: the nodes of its graph, if they are known.
+        index: the nodes of its graph, if they are known; afterwards those of the new one.
 
     Returns:
         `{operator: nodes}`, the replaced nodes.
@@ -101,4 +106,6 @@ def replace_training_ops(model: ir.Model, target: Target, index: NodeIndex | Non
 
     lowering = LowerTrainingOps()
     run_passes(model, lowering)
+    if index is not None:
+        index.refresh()
     return lowering.counts

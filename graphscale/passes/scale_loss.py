@@ -15,6 +15,7 @@ from graphscale.analysis.updates import promote_zeros
 from graphscale.errors import AlreadyScaledError
 from graphscale.graph.builder import Builder, Editor, Position, behind, replace_outputs, replace_reads
 from graphscale.graph.marks import SCALE_LOSS
+from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
@@ -74,10 +75,11 @@ class ScaleLoss(GraphPass):
             hold_step(self.begin(model))
         return PassResult(model, modified=True)
 
-    def begin(self, model: ir.Model, hints: Hints | None = None) -> Step:
+    def begin(self, model: ir.Model, hints: Hints | None = None, index: NodeIndex | None = None) -> Step:
         """Understand a training graph, by hints in place of the pass's own, and return the step after this pass."""
-        step = understand(model, hints or Hints.of(self))
-        report, editor = make_report(step), Editor(step.graph)
+        index = index or NodeIndex(model.graph)
+        step = understand(model, hints or Hints.of(self), index)
+        report, editor = make_report(step), Editor(step.graph, index)
         promote_zeros(step.graph, step.states)
         scale = add_scale(editor, get_policy(self.loss_scale), get_target(self.target))
         build, by_value = self.builder(editor), dict[ir.Value, list[Place]]()
