@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from graphscale.analysis.edits import Plan
@@ -23,7 +23,7 @@ from graphscale.process.summary import few
 __all__ = ["make_remarks"]
 
 # Numbers that stand for infinity in a comparison.
-_LARGEST = frozenset(float(np.finfo(dtype).max) for dtype in (np.float16, np.float32, np.float64))
+_LARGEST = frozenset((65504.0, (2 - 2**-23) * 2.0**127, sys.float_info.max))
 
 
 def make_remarks(topology: Topology, plan: Plan, roles: Roles, states: Sequence[Update]) -> Iterator[str]:

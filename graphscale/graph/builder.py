@@ -348,9 +348,9 @@ def replace_inputs(node: ir.Node, values: Sequence[ir.Value]) -> None:
 
 def count_inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
     """Count the nodes that each pass inserted, by operator: `{pass: {operator: count}}`."""
-    counts: dict[str, Counter[str]] = {}
-    for node in nodes:
-        name = node.metadata_props.get(PASS_KEY)
+    marks = ((node.metadata_props.get(PASS_KEY), node.op_type) for node in nodes)
+    counts: dict[str, dict[str, int]] = {}
+    for (name, op_type), count in Counter(marks).items():
         if name is not None:
-            counts.setdefault(name, Counter())[node.op_type] += 1
-    return {name: dict(counter) for name, counter in counts.items()}
+            counts.setdefault(name, {})[op_type] = count
+    return counts
