@@ -25,10 +25,10 @@ from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
 from graphscale.graph.builder import PASS_KEY, count_inserted
 from graphscale.graph.damage import name_damage
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
+from graphscale.graph.walks import NodeIndex
 from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.loss_scale import get_policy

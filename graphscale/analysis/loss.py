@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx_ir as ir
 
 from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import (
     Use,
     constant_number,
@@ -21,7 +20,7 @@ from graphscale.graph.values import (
     operands_of,
     subgraphs,
 )
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import NodeIndex, reach
 from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = [

@@ -19,9 +19,8 @@ from graphscale.analysis.training_result import Coverage, measure_coverage
 from graphscale.analysis.updates import DIRECT, NEXT_STATE, ByType, find_terms, known_factors, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import NodeIndex, reach
 from graphscale.operators import Trait, may_bend
 
 __all__ = ["Solution", "solve_losses"]

@@ -27,14 +27,12 @@ from graphscale.analysis.updates import (
     type_of,
 )
 from graphscale.flow.flat_graph import FlatGraph
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.values import contains_contraction, inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import NodeIndex, reach
 from graphscale.operators import Trait
 
 __all__ = ["Topology"]
-
 
 _MANY = -1
 
@@ -296,8 +294,7 @@ class Topology:
         """
         read = (value for value in self.forward if self.flat.is_source(value) and not is_scalar(value))
         read = (value for value in read if not (self.factors[value] or is_known_zero(value)))
-        alike = ByType(gradients)
-        weights = {value for value in read if alike.like(value)}
+        weights = set(filter(ByType(gradients).like, read))
         held = (self.coefficients(output).items() for output in self.graph.outputs)
         updated = {value for each in held for value, c in each if c >= NEXT_STATE and value in weights}
         weights = updated or weights  # other weights are frozen
@@ -305,8 +302,7 @@ class Topology:
 
     def may_be_state(self, value: ir.Value) -> bool:
         """Return whether an output could be a gradient or a next state, by the shapes of states, without targets."""
-        shape = value.shape
-        return shape is None or (shape.dims in self._state_shapes and is_float(value))
+        return value.shape is None or (value.shape.dims in self._state_shapes and is_float(value))
 
     @functools.cached_property
     def _state_shapes(self) -> set[tuple[int | ir.SymbolicDim, ...]]:
@@ -358,11 +354,8 @@ class Topology:
 
     def _weights(self, held: Set[ir.Value]) -> frozenset[ir.Value]:
         """Find the initializers that are weights (read by the forward pass), or moments (held beside weights)."""
-        read = {
-            value
-            for value in self.graph.initializers.values()
-            if value in self.forward and is_float(value) and not value.is_graph_input() and not is_scalar(value)
-        }
+        stored = (value for value in self.graph.initializers.values() if not value.is_graph_input())
+        read = {value for value in stored if value in self.forward and is_float(value) and not is_scalar(value)}
         return frozenset(read | held if read & held else read)
 
     def _spread(self) -> None:

@@ -20,7 +20,6 @@ from graphscale.analysis.training_result import TrainingGraph
 from graphscale.analysis.updates import NEXT_STATE, Update, find_held_initializers, same_type, zeros_as_inputs
 from graphscale.errors import LossError, RolesError, SeedNotFoundError, UpdateError, suggest
 from graphscale.flow.flat_graph import FlatGraph
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import (
     constant_number,
     inputs_of,
@@ -30,6 +29,7 @@ from graphscale.graph.values import (
     value_label,
     values_by_name,
 )
+from graphscale.graph.walks import NodeIndex
 from graphscale.operators import Trait, has_trait
 from graphscale.process.stages import report_stage
 
@@ -83,7 +83,7 @@ def _analyse_inputs(
         from graphscale.analysis.body_checks import refuse_losses  # few steps have bodies
 
         refuse_losses(FlatGraph(graph))
-    held = find_held_initializers(graph, index)
+    held = find_held_initializers(graph, index.holders)
     try:
         choice = choose_losses(
             candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen, index), answers, losses

@@ -20,7 +20,6 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.flow.flat_graph import find_origins
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import constant_tensor, inputs_of, is_known_zero, is_scalar, subgraphs
 from graphscale.graph.walks import ancestors, source_by_trait
 from graphscale.operators import Trait, has_trait, optimizer_of, rule_of
@@ -62,7 +61,6 @@ NEXT_STATE = 0.5
 LEAST_SHARE = 0.05
 # The least coefficient that is followed: a product with a large number may come later, as in floor(1024 * w) / 1024.
 _FOLLOWED = 1e-4
-
 _STORED = "graphscale.stored"  # in the `meta` of a value
 _ARITHMETIC = frozenset(("Add", "Sum", "Sub", "Neg", "Mul", "Pow", "Div"))
 _VIEWS = Trait.VIEW | Trait.REPEAT
@@ -128,8 +126,6 @@ def find_coefficients(
                 heapq.heappush(pending, (size, next(order), coefficient, factors.origins[value], None))
             continue
         terms = find_terms(node, value, factors, through)
-        if not terms:
-            continue
         if factors.uncertain and not factors.uncertain.isdisjoint(node.inputs):
             factors.is_certain = False
         is_placed = window is not None or (node.op_type not in _ARITHMETIC and has_trait(node, Trait.WINDOW))
@@ -282,17 +278,16 @@ def _uniform(tensor: ir.TensorProtocol) -> float:
     return float(first[0]) if first.size and (first == first[0]).all() else 0.0
 
 
-def find_held_initializers(graph: ir.Graph, index: NodeIndex | None = None) -> set[ir.Value]:
+def find_held_initializers(graph: ir.Graph, holders: Iterable[ir.Node]) -> set[ir.Value]:
     """Find the initializers in an output with a coefficient near one: weights, moments, constants.
 
-    Outputs without an initializer of their type are left out, since their state is not stored.
+    Outputs without an initializer of their type are left out, since their state is not stored; `holders` have bodies.
     """
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     if not values:
         return set()
     held: set[ir.Value] = set()
-    kinds = {type_of(value) for value in values}
-    factors = Factors(origins=find_origins(graph if index is None else index.holders))
+    kinds, factors = {type_of(value) for value in values}, Factors(origins=find_origins(holders))
     is_any = any(None in kind for kind in kinds)
     for output in graph.outputs:
         if is_any or (kind := type_of(output)) in kinds or None in kind:
@@ -329,17 +324,10 @@ def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Fact
 def find_fused_updates(graph: ir.Graph) -> list[ir.Node]:
     """Find the Gemm nodes whose addend holds a matrix that is fed or stored: perhaps a weight or a moment."""
     sums = [node for node in graph if node.op_type == "Gemm" and not node.domain and len(node.inputs) > 2]
-    matrices = {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)} if sums else set()
-    found, factors = [], Factors()
-    for node in sums:
-        addend = node.inputs[2]
-        if addend is not None and (addend in matrices or find_coefficients(addend, matrices, factors)):
-            found.append(node)
-    return found
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    return value.shape is None or (len(value.shape) == 2 and 1 not in value.shape.dims)
+    values = (*graph.inputs, *graph.initializers.values()) if sums else ()
+    matrices = {v for v in values if v.shape is None or (len(v.shape) == 2 and 1 not in v.shape.dims)}
+    factors, addends = Factors(), [(node, node.inputs[2]) for node in sums]
+    return [n for n, v in addends if v is not None and (v in matrices or find_coefficients(v, matrices, factors))]
 
 
 def is_stored(value: ir.Value) -> bool:

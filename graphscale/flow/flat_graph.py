@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.numbering import Part
 from graphscale.graph.values import (
     Use,
@@ -26,6 +25,7 @@ from graphscale.graph.values import (
     subgraphs,
     uses_of,
 )
+from graphscale.graph.walks import NodeIndex
 from graphscale.operators import OPERATORS, Operator
 
 if TYPE_CHECKING:

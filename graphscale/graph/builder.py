@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.marks import PASS_KEY
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import rename
+from graphscale.graph.walks import NodeIndex
 
 __all__ = [
     "PASS_KEY",

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from graphscale.errors import AlreadyScaledError
 from graphscale.files.training_info import ROLES_KEY, drop_training_info
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.notes import annotate, compose_notes, describe_model
+from graphscale.graph.walks import NodeIndex
 from graphscale.policy.names import ScaledValue
 
 __all__ = [

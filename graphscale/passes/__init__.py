@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.updates import find_fused_updates
-from graphscale.graph.node_index import NodeIndex
+from graphscale.graph.walks import NodeIndex
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.graph_pass import GraphPass, run_passes
 from graphscale.passes.guard_updates import GuardUpdates

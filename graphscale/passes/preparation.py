@@ -7,9 +7,9 @@ import onnx_ir as ir
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.updates import find_fused_updates
 from graphscale.errors import GraphscaleError
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.types import dtypes_of
 from graphscale.graph.values import node_name
+from graphscale.graph.walks import NodeIndex
 from graphscale.operators import OPERATORS, PREVIEW_TRAINING
 from graphscale.passes.graph_pass import run_passes
 from graphscale.step.understanding import understand

@@ -15,12 +15,12 @@ from graphscale.analysis.updates import promote_zeros
 from graphscale.errors import AlreadyScaledError
 from graphscale.graph.builder import Builder, Editor, Position, behind, replace_outputs, replace_reads
 from graphscale.graph.marks import SCALE_LOSS
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.notes import SCALED_LOSS_NOTE
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import main_node, main_nodes, uses_of
+from graphscale.graph.walks import NodeIndex
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.graph_scale import add_scale, refuse_infinite_seed
 from graphscale.passes.step_pass import hold_step, is_under_way

@@ -7,8 +7,8 @@ import onnx_ir as ir
 from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.analysis.training_graph import analyse
-from graphscale.graph.node_index import NodeIndex
 from graphscale.graph.values import node_name
+from graphscale.graph.walks import NodeIndex
 from graphscale.step.training_step import Step
 
 __all__ = ["make_report", "understand"]
