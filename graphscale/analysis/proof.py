@@ -54,21 +54,20 @@ def prove(
         ProofError: a value or node contradicts the proof; the message names the first.
     """
     nodes, exempt, checked = tuple(graph), frozenset(exempt), tuple(checked)
-    behind, values = _find_dependents(nodes, scale)
-    others = [node for node in behind if node not in rule_nodes]
+    others = [node for node in nodes if node not in rule_nodes]
     degrees, conflicts = scale_degrees(others, scale)
     if conflicts:
         raise ProofError(f"the loss scale does not cancel out: {next(iter(conflicts.values()))}")
     for value in graph.outputs:
         if degrees.get(value, 0) not in (0, ZERO) and value not in exempt:
             raise ProofError(f"output {value.name!r} would still be multiplied by the loss scale")
-    if loss in values and depends_on(loss, scale, graph):
+    if depends_on(loss, scale, graph):
         raise ProofError(f"the loss {loss.name!r} would depend on the loss scale")
     if all_finite is not None:
         condition = all_finite if applies is None else applies
         if condition is not all_finite and all_finite not in ancestors([condition], operands=inputs_of):
             raise ProofError("whether the step is applied would not depend on the finite check")
-        _prove_guards(behind if condition in values else nodes, nodes, condition, guarded or {})
+        _prove_guards(nodes, condition, guarded or {})
         # A branch need not read all its captures: a capture does not prove that the check reads a gradient.
         above = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
         if not above.issuperset(checked):
@@ -106,7 +105,8 @@ def find_untested(
         rule_nodes: the nodes of the update rule, which are left out.
         exempt: outputs that are scaled on purpose.
     """
-    nodes = [node for node in graph if node not in rule_nodes]
+    # Behind a tested value, neither an overflow nor the scale has an effect.
+    nodes = _find_dependents((node for node in graph if node not in rule_nodes), scale, checked)
     for value, loss in find_lost(nodes, scale, checked).items():
         yield f"an overflow would not reach the finite check of {value.name!r}: {loss}"
     reached = reach(nodes, [scale], checked)
@@ -116,6 +116,16 @@ def find_untested(
     for value in graph.outputs:
         if value in reached and value not in exempt:
             yield f"output {value.name!r} would depend on a gradient that is not tested for finiteness"
+
+
+def _find_dependents(nodes: Iterable[ir.Node], source: ir.Value, stop: Container[ir.Value]) -> list[ir.Node]:
+    """Find the nodes that read a value or its dependents, up to some values, and all nodes with bodies."""
+    found, values = list[ir.Node](), {source}
+    for node in nodes:
+        if not values.isdisjoint(node.inputs) or (node.attributes.data and subgraphs(node)):
+            found.append(node)
+            values.update(value for value in node.outputs if value not in stop)
+    return found
 
 
 def scale_degrees(
@@ -135,23 +145,10 @@ def scale_degrees(
     return {value: degree for value, degree in elements if degree != 0}, domain.conflicts
 
 
-def _find_dependents(nodes: Iterable[ir.Node], source: ir.Value) -> tuple[list[ir.Node], set[ir.Value]]:
-    """Find the nodes of a main graph that may read a value or depend on it, all with bodies, and their results."""
-    found, values = list[ir.Node](), {source}
-    for node in nodes:
-        if not values.isdisjoint(node.inputs) or subgraphs(node):
-            found.append(node)
-            values.update(node.outputs)
-    return found, values
-
-
-def _prove_guards(
-    behind: Sequence[ir.Node], nodes: Sequence[ir.Node], applies: ir.Value, guarded: Mapping[ir.Value, ir.Value]
-) -> None:
-    """Prove all guards, by the nodes that depend on the flag, then by all: few steps guard copies of their states."""
+def _prove_guards(nodes: Sequence[ir.Node], applies: ir.Value, guarded: Mapping[ir.Value, ir.Value]) -> None:
     left: Collection[tuple[ir.Value, ir.Value]] = guarded.items()
-    for some, states in ((behind, ()), (nodes, guarded.values())):
-        skipped = Outcomes(some, {applies: False}, states)
+    for states in ((), guarded.values()):  # few steps guard copies of their states
+        skipped = Outcomes(nodes, {applies: False}, states)
         left = [(value, state) for value, state in left if not is_kept(skipped.of(value), state)]
         if not left:
             return
