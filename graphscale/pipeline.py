@@ -19,7 +19,6 @@ from graphscale.analysis.report import TELEMETRY, Report, StateReport
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError
 from graphscale.files import model_files
 from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
@@ -147,7 +146,7 @@ def scale(
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
-        mixed = _autocast_pass(autocast, hints, plain)
+        mixed = None if autocast is None else passes.Autocast.of(autocast, hints, plain)
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
@@ -209,22 +208,6 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
         return copy, "the model", None
     work, proto = model_files.load_with_proto(model)
     return work, os.fspath(model), proto
-
-
-def _autocast_pass(autocast: Any, hints: Hints, target: str) -> passes.Autocast | None:
-    """Return the pass of mixed precision, which runs first, for the target of the scaling."""
-    if autocast is None:
-        return None
-    if isinstance(autocast, str):
-        return passes.Autocast(autocast, target=target)
-    if not isinstance(autocast, passes.Autocast):
-        raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
-    default = passes.Autocast()
-    for name, value in {**vars(hints), "target": target}.items():
-        own = getattr(autocast, name)
-        if own not in (getattr(default, name), value):
-            raise AutocastError(f"the Autocast pass has {name}={own!r}, and the scaling {name}={value!r}; give one")
-    return dataclasses.replace(autocast, target=target)
 
 
 def complete_report(step: Step, own: Iterable[ir.Node], nodes_before: int, warnings: Sequence[str] = ()) -> Report:
