@@ -19,7 +19,6 @@ from graphscale.analysis.report import TELEMETRY, Report, StateReport
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.role_table import RoleTable
 from graphscale.collector import paused_collector
-from graphscale.errors import AutocastError
 from graphscale.files import model_files
 from graphscale.files.model_result import ModelResult
 from graphscale.files.training_info import copy_training_info, to_proto, training_info_of
@@ -28,6 +27,7 @@ from graphscale.graph.damage import name_damage
 from graphscale.graph.original import record_original
 from graphscale.graph.stamp import Stamp, refuse_scaled
 from graphscale.graph.values import inner_nodes, subgraphs
+from graphscale.graph.walks import NodeIndex
 from graphscale.passes import ScaleLoss, replace_training_ops, run_rewrite, scale_nodes
 from graphscale.passes.preparation import prepare
 from graphscale.policy.loss_scale import get_policy
@@ -129,7 +129,8 @@ def scale(
     policy, counting = get_policy(loss_scale), None if telemetry is False else passes.AddTelemetry.of(telemetry)
     chosen, unscale = get_target(target), passes.UnscaleGradients(gradient_dtype)
     work, name, proto = open_copy_with_proto(model)
-    refuse_scaled(work, name)
+    index = NodeIndex(work.graph)
+    refuse_scaled(work, name, index)
     if not chosen.loads(work):
         from graphscale.graph.releases import check_versions
 
@@ -138,17 +139,18 @@ def scale(
     answers = Answers.of(roles).merge(kept=keep or (), forced=force_roles, accepted=accept)
     hints, plain = Hints(loss, seed, gradients or (), updates, answers), chosen.plain or target
     with record_original(work, proto):
-        warnings = [*prepare(work, hints), *advise(work, chosen)]
-        own = own_scale_of(work, hints)
+        warnings = [*prepare(work, hints, index), *advise(work, chosen)]
+        own = own_scale_of(work, hints, index)
         warnings += [] if own is None else own.refuse(name)
-        replaced = replace_training_ops(work, chosen)
+        replaced = replace_training_ops(work, chosen, index)
         scale_loss = ScaleLoss(
             policy, target=plain, skip_nonfinite=skip_nonfinite, expose_scaled_loss=expose_scaled_loss
         )
-        mixed = _autocast_pass(autocast, hints, plain)
+        mixed = None if autocast is None else passes.Autocast.of(autocast, hints, plain)
         if mixed is not None:
             report_stage(f"rewriting the graph ({mixed.name})")
             mixed.rewrite(work, hints)
+            index.refresh()
         prepared = None
         if trial:
             from graphscale.graph.order import check_order
@@ -156,7 +158,7 @@ def scale(
             check_order(work.graph)  # a copy is made in order
             prepared = work.clone()
         optional = [unscale, *([] if counting is None else [counting])]
-        step = run_rewrite(work, hints, scale_loss, *optional)
+        step = run_rewrite(work, hints, scale_loss, *optional, index=index)
         if mixed is not None and not isinstance(autocast, str | None):
             autocast.report = mixed.report
         with_mark = list(_marked_nodes(work.graph))
@@ -181,9 +183,9 @@ def scale(
     return ScaledModel(to_proto(work) if isinstance(model, onnx.ModelProto) else work, report)
 
 
-def own_scale_of(model: ir.Model, hints: Hints) -> OwnScale | None:
+def own_scale_of(model: ir.Model, hints: Hints, index: NodeIndex | None = None) -> OwnScale | None:
     """Find the own loss scale of a step; most steps have no number that could be one."""
-    if not may_be_scaled(model.graph):
+    if not may_be_scaled(model.graph, index or NodeIndex(model.graph)):
         return None
     from graphscale.analysis.own_scale import find_own_scale
 
@@ -206,22 +208,6 @@ def open_copy_with_proto(model: Model) -> tuple[ir.Model, str, onnx.ModelProto |
         return copy, "the model", None
     work, proto = model_files.load_with_proto(model)
     return work, os.fspath(model), proto
-
-
-def _autocast_pass(autocast: Any, hints: Hints, target: str) -> passes.Autocast | None:
-    """Return the pass of mixed precision, which runs first, for the target of the scaling."""
-    if autocast is None:
-        return None
-    if isinstance(autocast, str):
-        return passes.Autocast(autocast, target=target)
-    if not isinstance(autocast, passes.Autocast):
-        raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
-    default = passes.Autocast()
-    for name, value in {**vars(hints), "target": target}.items():
-        own = getattr(autocast, name)
-        if own not in (getattr(default, name), value):
-            raise AutocastError(f"the Autocast pass has {name}={own!r}, and the scaling {name}={value!r}; give one")
-    return dataclasses.replace(autocast, target=target)
 
 
 def complete_report(step: Step, own: Iterable[ir.Node], nodes_before: int, warnings: Sequence[str] = ()) -> Report:
@@ -253,7 +239,7 @@ def _marked_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     for node in graph:
         if PASS_KEY in node.metadata_props:
             yield node
-        elif subgraphs(node):
+        elif node.attributes.data and subgraphs(node):
             yield from (inner for inner in inner_nodes(node) if PASS_KEY in inner.metadata_props)
 
 

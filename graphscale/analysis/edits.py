@@ -176,6 +176,7 @@ class Plan(DegreeDomain):
 
 
 _VIEWS = Trait.VIEW | Trait.PERMUTE
+_SIGNED = _VIEWS | Trait.SIGN
 _UNSCALED_FIRST = (Kind.NONLINEAR, Kind.POWER, Kind.DEGREE_0)
 
 
@@ -220,7 +221,7 @@ def _is_factor_or_view(node: ir.Node, index: int, numbers: Container[ir.Value]) 
     if node.op_type in ("Mul", "Div"):
         return all(is_scalar(v) for i, v in enumerate(node.inputs) if i != index and v is not None)
     result = node.outputs[0]
-    return has_trait(node, _VIEWS | Trait.SIGN) or (is_scalar(result) and result not in numbers)
+    return has_trait(node, _SIGNED) or (is_scalar(result) and result not in numbers)
 
 
 def find_tensor(value: ir.Value) -> Use:
@@ -250,7 +251,7 @@ def find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.
     for node, results, operands in topology.parts:
         if explained.isdisjoint(operands):
             continue
-        if _is_measure(node) or measures.issuperset([v for v in operands if v in explained]):
+        if _is_measure(node) or (measures and measures.issuperset([v for v in operands if v in explained])):
             results = [v for v in results if not is_number(v)]
             measures.update(results)
         explained.update(results)
@@ -259,10 +260,11 @@ def find_explained(topology: Topology, gradients: Iterable[ir.Value]) -> Set[ir.
 
 def _is_measure(node: ir.Node) -> bool:
     """Return whether a node is a function of a gradient that does not move a weight: a square, a norm, a root."""
-    if has_trait(node, Trait.REDUCTION):
-        return node.op_type not in ("ReduceSum", "ReduceMean")
-    if node.op_type in ("Mul", "Pow"):
+    op_type = node.op_type
+    if op_type in ("Mul", "Pow"):
         base, other = node.inputs
-        return base is other or (node.op_type == "Pow" and constant_number(other) != 1)
+        return base is other or (op_type == "Pow" and constant_number(other) != 1)
+    if has_trait(node, Trait.REDUCTION):
+        return op_type not in ("ReduceSum", "ReduceMean")
     rule = rule_of(node)
     return rule is not None and rule.kind in (Kind.NONLINEAR, Kind.POWER)

@@ -22,8 +22,8 @@ from graphscale.graph.values import (
     operands_of,
     subgraphs,
 )
-from graphscale.graph.walks import eliminate, reach
-from graphscale.operators import Kind, Trait, has_trait, nodes_with, rule_of
+from graphscale.graph.walks import NodeIndex, eliminate, reach
+from graphscale.operators import Kind, Trait, has_trait, rule_of
 
 __all__ = [
     "LEAST_SCALE",
@@ -111,8 +111,9 @@ def find_carried_number(graph: ir.Graph, loss: ir.Value, may_be_stored: bool) ->
         may_be_stored: whether state may be an initializer.
     """
     values = (*graph.inputs, *(graph.initializers.values() if may_be_stored else ()))
-    numbers = {value for value in values if is_scalar(value) and is_float(value)}
-    stored = (value for value in values if is_scalar(value) and not value.is_graph_input())
+    scalars = [value for value in values if is_scalar(value)]
+    numbers = set(filter(is_float, scalars))
+    stored = (value for value in scalars if not value.is_graph_input())
     added = {value for value in stored if any(node.op_type == "Add" for node, _ in value.uses())}
     zero = next((value for value in find_coefficients(loss, added) if is_known_zero(value)), None)
     return _find_averaged(loss, numbers) if zero is None else zero
@@ -146,14 +147,13 @@ def smooth_operands(value: ir.Value) -> list[ir.Value]:
     return [operand for operand in floats if constant_tensor(operand) is None or not is_scalar(operand)]
 
 
-def may_be_scaled(graph: ir.Graph) -> bool:
+def may_be_scaled(graph: ir.Graph, index: NodeIndex) -> bool:
     """Return whether a number could be the own loss scale of a step: it is fed or carried, or a large constant."""
-    nodes = tuple(graph)
-    if any(map(subgraphs, nodes)) or nodes_with(nodes, Trait.EFFECT):
+    if index.holders or index.nodes_with(Trait.EFFECT):
         return True
-    made = (value for node in nodes if node.op_type == "Constant" for value in node.outputs)
-    numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_float(v) and is_scalar(v)]
-    nexts = (v for v in graph.outputs if is_float(v) and (v.shape is None or is_scalar(v)))
+    made = (value for node in index.nodes_of("Constant") for value in node.outputs)
+    numbers = [v for v in (*graph.inputs, *graph.initializers.values(), *made) if is_scalar(v) and is_float(v)]
+    nexts = (v for v in graph.outputs if (v.shape is None or is_scalar(v)) and is_float(v))
     carried = set().union(*map(_find_stored, nexts))
     if any(_multiplies_and_divides([v]) for v in numbers if v.is_graph_input() or v in carried):
         return True

@@ -29,6 +29,7 @@ from graphscale.graph.values import (
     operand_at,
     operands_of,
     own_dtype,
+    subgraphs,
 )
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Trait, has_trait, nodes_with, rule_of
@@ -80,13 +81,17 @@ def prove(
             raise ProofError("whether the step is applied would not depend on the finite check")
         _prove_guards(nodes, condition, guarded or {})
         # A branch need not read all its captures: a capture does not prove that the check reads a gradient.
-        above = ancestors([all_finite], operands=inputs_of)
+        above = ancestors([all_finite], stop=frozenset(checked).__contains__, operands=inputs_of)
+        if not above.issuperset(checked):
+            above = ancestors([all_finite], operands=inputs_of)  # some are met only above others
         for value in checked:
             if value not in above:
                 raise ProofError(f"gradient {value.name!r} would not be tested for finiteness")
         results = {value: None for value in graph.outputs if value not in exempt}
         results |= {value: None for node in nodes_with(others, Trait.EFFECT) for value in operands_of(node)}
-        for fault in find_untested(others, scale, frozenset(checked), results, degrees):
+        # Behind a tested value of degree 0, neither an overflow nor the scale has an effect.
+        dependents = _find_dependents(others, scale, {v for v in checked if degrees.get(v, 0) in (0, ZERO)})
+        for fault in find_untested(dependents, scale, frozenset(checked), results, degrees):
             raise ProofError(fault)
     if nodes_with(nodes, Trait.ACCUMULATOR):
         from graphscale.analysis.hazards import find_unordered_readers  # few targets write in place
@@ -143,6 +148,16 @@ def find_untested(
             above = ancestors([value], stop=lambda each: each in stop, operands=operands_of)
             passed = next((each for each in reversed(multiples) if each in above), value)
             yield f"the multiple {passed.name!r} of the scale reaches {value.name!r}, and no finite check tests it"
+
+
+def _find_dependents(nodes: Iterable[ir.Node], source: ir.Value, stop: Container[ir.Value]) -> list[ir.Node]:
+    """Find the nodes that read a value or its dependents, up to some values, and all nodes with bodies."""
+    found, values = list[ir.Node](), {source}
+    for node in nodes:
+        if not values.isdisjoint(node.inputs) or (node.attributes.data and subgraphs(node)):
+            found.append(node)
+            values.update(value for value in node.outputs if value not in stop)
+    return found
 
 
 def scale_degrees(

@@ -35,18 +35,21 @@ def find_recomputed_values(
     domain.given = {value: domain.source(weight) for value, weight in (moved or {}).items()}
     flow = Flow(domain, domain.given)
     equal: dict[Term, list[ir.Value]] = {}
+    fresh: set[ir.Value] = set()  # results without a term
     for node, results, operands in forward:
         _evaluate(flow, domain, (node, results, operands), origins)
         for value in results:
             equal.setdefault(flow.of(value), []).append(value)
-    equal.pop(None, None)
+    fresh.update(value for value in equal.pop(None, ()) if not _is_source(value))
     domain.is_closed = True
     originals: dict[ir.Value, ir.Value] = {}
     behind = set(moved or ())
     for node, results, operands in rest:
-        if any(value not in flow.elements and not _is_source(value) for value in operands):
-            continue  # recomputed only if all its operands are
+        if not fresh.isdisjoint(operands):  # recomputed only if all its operands are
+            fresh.update({*results} - domain.given.keys())
+            continue
         _evaluate(flow, domain, (node, results, operands), origins)
+        fresh.update(value for value in results if flow.of(value) is None and not _is_source(value))
         follows = not behind.isdisjoint(operands)
         for value in results:
             same = equal.get(flow.of(value), ())

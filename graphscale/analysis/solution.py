@@ -19,8 +19,8 @@ from graphscale.analysis.training_result import Coverage, measure_coverage
 from graphscale.analysis.updates import DIRECT, NEXT_STATE, ByType, find_terms, known_factors, same_type
 from graphscale.errors import GradientError, GraphscaleError, NonlinearGradientError, SeedNotFoundError
 from graphscale.flow.degree import ZERO
-from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar, subgraphs
-from graphscale.graph.walks import reach
+from graphscale.graph.values import Use, constant_tensor, is_float, is_scalar
+from graphscale.graph.walks import NodeIndex, reach
 from graphscale.operators import Trait, may_bend
 
 __all__ = ["Solution", "solve_losses"]
@@ -196,6 +196,7 @@ def solve_losses(
     held: Collection[ir.Value],
     seed: Use | None,
     chosen: Sequence[ir.Value],
+    index: NodeIndex,
 ) -> Solution:
     """Solve a graph for some losses; after a refusal, again without a scale in bodies, if it protects others.
 
@@ -205,17 +206,18 @@ def solve_losses(
         held: the initializers with a next value among the outputs.
         seed: None to find the places; else the only edge where the scale enters.
         chosen: values named as gradients.
+        index: the nodes of the graph.
 
     Raises:
         SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UnsupportedModelError: the scale
             fits no backward pass of these losses.
     """
-    make = functools.partial(Topology, graph, losses[0], held, others=losses[1:])
+    make = functools.partial(Topology, graph, losses[0], held, others=losses[1:], index=index)
     try:
         return _without_other_layers(_solve_moving(make, seed, chosen), chosen)
     except GraphscaleError:
         with contextlib.suppress(GraphscaleError):
-            if any(map(subgraphs, graph)):
+            if index.holders:
                 solution = _solve_moving(functools.partial(make, closed=True), seed, chosen)
                 if solution.coverage.covered:
                     return solution

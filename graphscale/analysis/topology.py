@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphscale.analysis.recomputed import find_recomputed_values
 from graphscale.analysis.updates import (
     NEXT_STATE,
+    ByType,
     Factors,
     find_coefficients,
     find_holders,
@@ -28,7 +29,7 @@ from graphscale.analysis.updates import (
 from graphscale.flow.flat_graph import FlatGraph
 from graphscale.graph.numbering import Numbering, ValueSet
 from graphscale.graph.values import contains_contraction, inputs_of, is_float, is_known_zero, is_scalar
-from graphscale.graph.walks import reach
+from graphscale.graph.walks import NodeIndex, reach
 from graphscale.operators import Trait
 
 __all__ = ["Topology"]
@@ -46,6 +47,7 @@ class Topology:
         moving: find further forward passes, at weights that the first gradients have updated.
         others: further losses, each with a backward pass of its own.
         closed: True to leave the bodies of nodes out.
+        index: the nodes of the graph, if they are known.
 
     Attributes:
         losses: the loss, and the others.
@@ -77,12 +79,13 @@ class Topology:
         moving: bool = False,
         others: Iterable[ir.Value] = (),
         closed: bool = False,
+        index: NodeIndex | None = None,
     ) -> None:
         self.graph = graph
         self.loss = loss
         self.losses = (loss, *others)
         self._held = frozenset(held)
-        self.flat = FlatGraph(graph, closed)
+        self.flat = FlatGraph(graph, closed, index)
         self.nodes, self.index = self.flat.nodes, self.flat.index
         self.operands, self.consumers, self.nodes_like = self.flat.operands, self.flat.consumers, self.flat.nodes_like
         self.origin, self.position = self.flat.origin, self.flat.position
@@ -131,7 +134,7 @@ class Topology:
 
     def of(self, loss: ir.Value) -> Topology:
         """Return the topology of the graph for another loss."""
-        return Topology(self.graph, loss, self._held)
+        return Topology(self.graph, loss, self._held, index=self.flat.known)
 
     def without(self, nodes: Set[ir.Node]) -> Topology:
         """Return a copy in which some contractions propagate no gradients."""
@@ -201,11 +204,11 @@ class Topology:
         An input with the type of only one weight may be an older value of that weight, as in SVRG.
         """
         kept = self.held_states
-        shapes = {None, *(tuple(state.shape) for state in kept if state.shape is not None)}
+        shapes = {None, *(state.shape.dims for state in kept if state.shape is not None)}
         moved: dict[ir.Value, ir.Value] = {}
         for node in self.nodes:
             value = node.outputs[0]
-            if value not in self.forward and (None if value.shape is None else tuple(value.shape)) in shapes:
+            if value not in self.forward and (None if value.shape is None else value.shape.dims) in shapes:
                 moved.update((value, state) for state in [*self.coefficients(value)][:1] if state in kept)
         for value in self.states - self.forward:
             weights = [state for state in kept if state in self.forward and same_type(state, value)]
@@ -299,18 +302,18 @@ class Topology:
         """
         read = (value for value in self.forward if self.flat.is_source(value) and not is_scalar(value))
         read = (value for value in read if not (self.factors[value] or is_known_zero(value)))
-        weights = {value for value in read if any(same_type(gradient, value) for gradient in gradients)}
+        weights = set(filter(ByType(gradients).like, read))
         weights = (weights & self.held_states) or weights  # other weights are frozen
         return not weights or any(map(is_stored, weights))
 
     def may_be_state(self, value: ir.Value) -> bool:
         """Return whether an output could be a gradient or a next state, by the shapes of states, without targets."""
-        return value.shape is None or (is_float(value) and tuple(value.shape) in self._state_shapes)
+        return value.shape is None or (value.shape.dims in self._state_shapes and is_float(value))
 
     @functools.cached_property
     def _state_shapes(self) -> set[tuple[int | ir.SymbolicDim, ...]]:
         states = (value for value in self.states if is_float(value) and value not in self.targets)
-        return {tuple(value.shape) for value in states if value.shape is not None}
+        return {value.shape.dims for value in states if value.shape is not None}
 
     @functools.cached_property
     def validating(self) -> Set[ir.Node]:
@@ -357,11 +360,8 @@ class Topology:
 
     def _weights(self, held: Set[ir.Value]) -> frozenset[ir.Value]:
         """Find the initializers that are weights (read by the forward pass), or moments (held beside weights)."""
-        read = {
-            value
-            for value in self.graph.initializers.values()
-            if value in self.forward and is_float(value) and not value.is_graph_input() and not is_scalar(value)
-        }
+        stored = (value for value in self.graph.initializers.values() if not value.is_graph_input())
+        read = {value for value in stored if value in self.forward and is_float(value) and not is_scalar(value)}
         return frozenset(read | held if read & held else read)
 
     def _spread(self) -> None:

@@ -25,41 +25,46 @@ from graphscale.graph.values import (
     inputs_of,
     is_float,
     is_scalar,
-    subgraphs,
     uses_of,
     value_label,
     values_by_name,
 )
+from graphscale.graph.walks import NodeIndex
 from graphscale.operators import Trait, has_trait
 from graphscale.process.stages import report_stage
 
 __all__ = ["TrainingGraph", "analyse"]
 
 
-def analyse(graph: ir.Graph, hints: Hints = NO_HINTS, *, asking: bool = True) -> TrainingGraph:
+def analyse(
+    graph: ir.Graph, hints: Hints = NO_HINTS, index: NodeIndex | None = None, *, asking: bool = True
+) -> TrainingGraph:
     """Analyse the main graph of a model.
 
     Args:
         graph: the main graph, with no calls of model-local functions in it.
         hints: the user's names.
+        index: the nodes of the graph, if they are known.
         asking: True to refuse a graph with an open role of an output; else such a role is a proposal.
 
     Raises:
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
-    named, answers = list[Update](), hints.answers
+    named, answers, index = list[Update](), hints.answers, index or NodeIndex(graph)
     if answers.states:
         from graphscale.analysis.named_values import resolve_pairs
 
         named = resolve_pairs(graph, answers)
     with zeros_as_inputs(graph, named):
-        result = _analyse_inputs(graph, hints, named, asking)
+        result = _analyse_inputs(graph, hints, named, index, asking)
         with zeros_as_inputs(graph, result.updates) as more:
-            return analyse(graph, hints, asking=asking) if more else result
+            return analyse(graph, hints, index, asking=asking) if more else result
 
 
-def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], asking: bool) -> TrainingGraph:
+def _analyse_inputs(
+    graph: ir.Graph, hints: Hints, named: Sequence[Update], index: NodeIndex, asking: bool
+) -> TrainingGraph:
     """Analyse a main graph whose states are inputs, but for those that no pair is known of."""
     report_stage("looking for the loss, the gradients and the carried state")
     answers = hints.answers
@@ -74,14 +79,14 @@ def _analyse_inputs(graph: ir.Graph, hints: Hints, named: Sequence[Update], aski
         losses = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
     others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
     candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
-    if not (candidates or losses) and any(map(subgraphs, graph)):
+    if not (candidates or losses) and index.holders:
         from graphscale.analysis.body_checks import refuse_losses  # few steps have bodies
 
         refuse_losses(FlatGraph(graph))
-    held = find_held_initializers(graph)
+    held = find_held_initializers(graph, index.holders)
     try:
         choice = choose_losses(
-            candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen), answers, losses
+            candidates, lambda losses: solve_losses(graph, losses, held, edge, chosen, index), answers, losses
         )
     except (LossError, SeedNotFoundError) as error:
         if answers.accepted:

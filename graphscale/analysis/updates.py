@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,6 @@ NEXT_STATE = 0.5
 LEAST_SHARE = 0.05
 # The least coefficient that is followed: a product with a large number may come later, as in floor(1024 * w) / 1024.
 _FOLLOWED = 1e-4
-
 _STORED = "graphscale.stored"  # in the `meta` of a value
 _ARITHMETIC = frozenset(("Add", "Sum", "Sub", "Neg", "Mul", "Pow", "Div"))
 _VIEWS = Trait.VIEW | Trait.REPEAT
@@ -127,9 +126,12 @@ def find_coefficients(
             if value in factors.origins:
                 heapq.heappush(pending, (size, next(order), coefficient, factors.origins[value], None))
             continue
+        terms = find_terms(node, value, factors, through)
+        if factors.uncertain and not factors.uncertain.isdisjoint(node.inputs):
+            factors.is_certain = False
         is_placed = window is not None or (node.op_type not in _ARITHMETIC and has_trait(node, Trait.WINDOW))
         above = window
-        for operand, factor in find_terms(node, value, factors, through):
+        for operand, factor in terms:
             c = coefficient * factor
             if abs(c) > followed:
                 if is_placed:
@@ -144,36 +146,36 @@ def find_coefficients(
 
 def find_terms(node: ir.Node, value: ir.Value, factors: Factors, through: Trait) -> list[tuple[ir.Value, float]]:
     """Return the terms of a node's sum, with their coefficients; empty for other nodes."""
-    if node.op_type in _ARITHMETIC and node.domain == "":
-        return _arithmetic_terms(node, factors)
+    op_type = node.op_type
+    if op_type in _ARITHMETIC and not node.domain:
+        return _arithmetic_terms(op_type, inputs_of(node), factors)
     optimizer = optimizer_of(node)
     if optimizer is not None:
         source = optimizer.source(value.index() or 0)
         state = None if source is None or source >= len(node.inputs) else node.inputs[source]
         return [] if state is None else [(state, 1.0)]
-    if node.domain and node.op_type != "BatchNormInternal":
+    if node.domain and op_type != "BatchNormInternal":
         return []
-    if node.op_type in ("If", "Loop", "Scan"):
-        position = (value.index() or 0) + (node.op_type == "Loop")  # behind the condition of a Loop
+    if op_type in ("If", "Loop", "Scan"):
+        position = (value.index() or 0) + (op_type == "Loop")  # behind the condition of a Loop
         return [(body.outputs[position], 1.0) for body in subgraphs(node)]
     rule = rule_of(node)
-    if rule is not None and (has_trait(node, through) or node.op_type == "Where"):
+    if rule is not None and (has_trait(node, through) or op_type == "Where"):
         data = (node.inputs[i] for i in rule.operands(len(node.inputs)))
         return [(operand, 1.0) for operand in data if operand is not None]
     inputs = inputs_of(node)
-    if node.op_type in ("ScatterND", "ScatterElements") and through & Trait.MOVE:
+    if op_type in ("ScatterND", "ScatterElements") and through & Trait.MOVE:
         return [] if is_known_zero(inputs[0]) else [(inputs[0], 1.0)]
-    if node.op_type == "Gemm":
+    if op_type == "Gemm":
         return [(addend, node.attributes.get_float("beta", 1.0)) for addend in inputs[2:]]
-    if node.op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
+    if op_type in ("Floor", "Ceil", "Round", "Relu") and through & Trait.MOVE:
         return [(inputs[0], 1.0)]
-    if node.op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
+    if op_type in ("BatchNormalization", "BatchNormInternal") and value.index() in (1, 2):
         return [(inputs[2 + (value.index() or 0)], node.attributes.get_float("momentum", 0.9))]
     return []
 
 
-def _arithmetic_terms(node: ir.Node, factors: Factors) -> list[tuple[ir.Value, float]]:
-    op_type, inputs = node.op_type, inputs_of(node)
+def _arithmetic_terms(op_type: str, inputs: Sequence[ir.Value], factors: Factors) -> list[tuple[ir.Value, float]]:
     if op_type == "Mul":
         return [(inputs[0], factors[inputs[1]]), (inputs[1], factors[inputs[0]])]
     if op_type in ("Add", "Sum"):
@@ -196,7 +198,8 @@ class Factors(dict[ir.Value, float]):
         origins: for inputs of bodies, the operands that they are.
 
     Attributes:
-        is_certain: True if all factors found so far are those of `known_factors`.
+        uncertain: the values whose factors are not those of `known_factors`.
+        is_certain: True if no sum was read beside such a value since this was last set.
     """
 
     def __init__(
@@ -207,12 +210,14 @@ class Factors(dict[ir.Value, float]):
         super().__init__()
         self._find = _number if find is None else find
         self.origins = origins
+        self.uncertain: set[ir.Value] = set()
         self.is_certain = True
 
     def __missing__(self, value: ir.Value) -> float:
         origin = self.origins.get(value, value)
         self[value] = number = self._find(origin)
-        self.is_certain = self.is_certain and (number == 0 or number == _known_number(origin))
+        if self._find is _number and number and number != _known_number(origin):
+            self.uncertain.add(value)
         return number
 
 
@@ -280,13 +285,16 @@ def find_held(outputs: Iterable[ir.Value], values: Collection[ir.Value], factors
     return {v for coefficients in found for v, c in coefficients.items() if c >= NEXT_STATE}
 
 
-def find_held_initializers(graph: ir.Graph) -> set[ir.Value]:
-    """Find the initializers that an output holds, if it has the type of one: else its state is not stored."""
+def find_held_initializers(graph: ir.Graph, holders: Iterable[ir.Node]) -> set[ir.Value]:
+    """Find the initializers that an output holds, if it has the type of one: else its state is not stored.
+
+    The `holders` are the nodes with bodies.
+    """
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     kinds = {type_of(value) for value in values}
     is_any = any(None in kind for kind in kinds)
     outputs = (v for v in graph.outputs if is_any or (kind := type_of(v)) in kinds or None in kind)
-    return find_held(outputs, values, Factors(origins=find_origins(graph))) if values else values
+    return find_held(outputs, values, Factors(origins=find_origins(holders))) if values else values
 
 
 def find_holders(states: Iterable[ir.Value], nodes: Iterable[ir.Node], factors: Factors) -> set[ir.Value]:
@@ -318,17 +326,10 @@ def _holds(node: ir.Node, value: ir.Value, holders: set[ir.Value], factors: Fact
 def find_fused_updates(graph: ir.Graph) -> list[ir.Node]:
     """Find the Gemm nodes whose addend holds a matrix that is fed or stored: perhaps a weight or a moment."""
     sums = [node for node in graph if node.op_type == "Gemm" and not node.domain and len(node.inputs) > 2]
-    matrices = {v for v in (*graph.inputs, *graph.initializers.values()) if _is_matrix(v)} if sums else set()
-    found, factors = [], Factors()
-    for node in sums:
-        addend = node.inputs[2]
-        if addend is not None and (addend in matrices or find_coefficients(addend, matrices, factors)):
-            found.append(node)
-    return found
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    return value.shape is None or (len(value.shape) == 2 and 1 not in value.shape.dims)
+    values = (*graph.inputs, *graph.initializers.values()) if sums else ()
+    matrices = {v for v in values if v.shape is None or (len(v.shape) == 2 and 1 not in v.shape.dims)}
+    factors, addends = Factors(), [(node, node.inputs[2]) for node in sums]
+    return [n for n, v in addends if v is not None and (v in matrices or find_coefficients(v, matrices, factors))]
 
 
 def is_stored(value: ir.Value) -> bool:
@@ -365,14 +366,16 @@ def is_constant_view(output: ir.Value) -> bool:
 
 def type_of(value: ir.Value) -> Type:
     """Return the dtype and the shape of a value, None for unknown ones."""
-    return value.dtype, None if value.shape is None else value.shape.dims
+    shape = value.shape
+    return value.dtype, None if shape is None else shape.dims
 
 
 def same_type(output: ir.Value, value: ir.Value) -> bool:
     """Return whether two values have the same dtype and shape, as far as both are known."""
-    if output.dtype is not None and value.dtype is not None and output.dtype is not value.dtype:
+    (dtype, dims), (other, others) = type_of(output), type_of(value)
+    if dtype is not None and other is not None and dtype is not other:
         return False
-    return output.shape is None or value.shape is None or output.shape.dims == value.shape.dims
+    return dims is None or others is None or dims == others
 
 
 class ByType:
@@ -388,7 +391,7 @@ class ByType:
             self._groups.setdefault(type_of(value), []).append(value)
         self._like: dict[Type, dict[ir.Value, None]] = {}
 
-    def like(self, value: ir.Value) -> Collection[ir.Value]:
+    def like(self, value: ir.Value) -> Set[ir.Value]:
         """Return the values of another one's type, as far as both are known, in order."""
         kind = type_of(value)
         if kind not in self._like:

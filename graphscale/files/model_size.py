@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx
@@ -17,6 +17,8 @@ _Key = tuple[str, str, str]
 _CALLS = 5_000
 _INLINE = "inline them first: onnx.save(onnx.inliner.inline_local_functions(onnx.load(MODEL)), FILE)"
 _FIELDS = 12  # for each node of the limit
+# The types of attributes that may hold a graph; readers find one in those without a type, too.
+_WITH_GRAPHS = (onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _LEAST = 3  # bytes of a field, on average: large models have more
 
 
@@ -66,7 +68,8 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
     pending, under_way = list(functions), set[_Key]()  # no recursion: a file may go deeper than Python
     while pending:
         key = pending[-1]
-        called = set() if key in sizes else functions.keys() & {_key(node) for node, _ in _walk(functions[key].node)}
+        nodes = [] if key in sizes else [node for some, _ in _walk(functions[key].node) for node in some]
+        called = functions.keys() & set(map(_key, nodes))
         if key in called or called & under_way:
             raise ModelFileError(f"{name} is damaged: its function {'::'.join(filter(None, key))!r} calls itself")
         if called <= sizes.keys():
@@ -88,15 +91,14 @@ def refuse_large(proto: onnx.ModelProto, name: str) -> None:
             raise ModelFileError(f"{name} has {number} {what}; the limit is {limit} ({hint})")
 
 
-def _measure(nodes: Iterable[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:
+def _measure(nodes: Sequence[onnx.NodeProto], sizes: Mapping[_Key, _Size]) -> _Size:
     """Return the size of nodes, from the sizes of their functions."""
     count = calls = depth = 0
-    for node, level in _walk(nodes):
-        inner = sizes.get(_key(node)) if sizes else None
-        if inner is None:
-            count, depth = count + 1, max(depth, level)
-        else:
-            count, calls, depth = count + inner.nodes, calls + 1 + inner.calls, max(depth, level + 1 + inner.depth)
+    for some, level in _walk(nodes):
+        called = [sizes[key] for node in some if (key := _key(node)) in sizes] if sizes else []
+        count += len(some) - len(called) + sum(each.nodes for each in called)
+        calls += len(called) + sum(each.calls for each in called)
+        depth = max(depth, level if some else 0, *(level + 1 + each.depth for each in called))
     return _Size(count, calls, depth)
 
 
@@ -104,14 +106,13 @@ def _key(node: onnx.NodeProto) -> _Key:
     return node.domain, node.op_type, node.overload
 
 
-def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.NodeProto, int]]:
-    """Yield the nodes, bodies included, each with its nesting level."""
+def _walk(nodes: Sequence[onnx.NodeProto]) -> Iterator[tuple[Sequence[onnx.NodeProto], int]]:
+    """Yield some nodes, and those of each body in them, with their nesting level."""
     pending = [(nodes, 0)]
     while pending:
         some, level = pending.pop()
-        for node in some:
-            yield node, level
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    pending.append((attribute.g.node, level + 1))
-                pending += [(body.node, level + 1) for body in attribute.graphs]
+        yield some, level
+        for attribute in [attribute for node in some for attribute in node.attribute]:
+            if attribute.type in _WITH_GRAPHS:
+                bodies = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+                pending += [(body.node, level + 1) for body in bodies]

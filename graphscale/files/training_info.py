@@ -80,8 +80,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     for metadata in (tensor.metadata_props for tensor in proto.graph.initializer):  # onnx_ir writes it twice
         if metadata[: len(metadata) // 2] == metadata[len(metadata) // 2 :]:
             del metadata[len(metadata) // 2 :]
-    for i, node in enumerate(model.graph):
-        if node.outputs and not node.outputs[-1].name:
+    for i, outputs in enumerate([node.outputs for node in model.graph]):
+        if outputs and not outputs[-1].name:
             written = proto.graph.node[i].output
-            written.extend([""] * (len(node.outputs) - len(written)))
+            written.extend([""] * (len(outputs) - len(written)))
     return proto

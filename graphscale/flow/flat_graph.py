@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -25,6 +25,7 @@ from graphscale.graph.values import (
     subgraphs,
     uses_of,
 )
+from graphscale.graph.walks import NodeIndex
 from graphscale.operators import OPERATORS, Operator
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ class FlatGraph:
     Args:
         graph: the main graph.
         closed: True to take all nodes with bodies as such of unknown operators.
+        index: its nodes, if they are known.
 
     Attributes:
         graph: the main graph.
+        known: its nodes by operator.
         owners: for each nested graph, the node of the main graph around it.
         steps: `(node, its bodies, whether the bodies end here)` in execution order; a node with bodies stands before
             and after the nodes in these.
@@ -55,16 +58,17 @@ class FlatGraph:
         across: the same, and for outputs of Loop and Scan the output of the body.
     """
 
-    def __init__(self, graph: ir.Graph, closed: bool = False) -> None:
+    def __init__(self, graph: ir.Graph, closed: bool = False, index: NodeIndex | None = None) -> None:
         self.graph = graph
-        nodes = tuple(graph)
-        self.owners = main_nodes(nodes)
+        self.known = index or NodeIndex(graph)
+        nodes = self.known.nodes
+        self.owners = main_nodes(self.known.holders)
         self.steps: list[tuple[ir.Node, Sequence[Body], bool]] = [(node, (), False) for node in nodes]
         self.origins: dict[ir.Value, ir.Value] = {}
         if self.owners and not closed:
             from graphscale.flow.bodies import flatten  # few steps have bodies
 
-            self.steps, self.origins = [*flatten(graph)], find_origins(graph)
+            self.steps, self.origins = [*flatten(graph)], find_origins(self.known.holders)
         self.across: dict[ir.Value, ir.Value] = {}
         self.results: dict[ir.Node, list[ir.Value]] = {}
         self._inputs: dict[ir.Value, list[ir.Value]] = {}  # the inputs of bodies that a value is
@@ -88,8 +92,8 @@ class FlatGraph:
 
     @functools.cached_property
     def _by_operator(self) -> list[tuple[Operator, list[ir.Node]]]:
-        found: dict[tuple[str, str], list[ir.Node]] = {}
-        for node in self.nodes:
+        found = dict[tuple[str, str], list[ir.Node]]() if self.owners else self.known.by_operator
+        for node in self.nodes if self.owners else ():
             found.setdefault((node.domain, node.op_type), []).append(node)
         return [(OPERATORS[kind], nodes) for kind, nodes in found.items() if kind in OPERATORS]
 
@@ -186,9 +190,9 @@ class FlatGraph:
         return main_node(self._opaque, node) if self._opaque else node
 
 
-def find_origins(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+def find_origins(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.Value]:
     """Map the inputs of bodies to the operands that they are; zeros that a sum begins with have every degree."""
-    origins, nodes = dict[ir.Value, ir.Value](), [*filter(subgraphs, graph)]
+    origins, nodes = dict[ir.Value, ir.Value](), [*filter(subgraphs, nodes)]
     if not nodes:
         return origins
     from graphscale.flow.bodies import flatten

@@ -23,6 +23,9 @@ from graphscale.operators import FIRST, Kind, Trait, has_trait, optimizer_of, ru
 __all__ = ["Number", "Outcome", "Outcomes", "is_kept"]
 
 
+_MOVED = Trait.VIEW | Trait.REPEAT
+
+
 class Number(enum.Enum):
     """A number in all elements of a value."""
 
@@ -129,7 +132,7 @@ class Outcomes(Domain[Outcome]):
     def _first(self, node: ir.Node, operands: Sequence[Outcome]) -> Outcome:
         """Return the outcome of a node's first output."""
         first, kind = operands[0], "" if node.domain else node.op_type
-        if has_trait(node, Trait.VIEW | Trait.REPEAT):
+        if has_trait(node, _MOVED):
             return self._moved(node, first)
         if kind == "Not":
             return not first if isinstance(first, bool) else None

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -51,8 +52,7 @@ class Loss:
         return f"{op_name(self.node)} of node {node_name(self.node)!r} may make {kinds} in {name!r} finite"
 
 
-@dataclasses.dataclass(frozen=True)
-class Effect:
+class Effect(NamedTuple):
     """An element of the lattice: the possible effects of numbers above on a value, ordered by inclusion.
 
     Attributes:
@@ -95,16 +95,15 @@ class SurvivalDomain(Domain[Effect]):
             return [SCALE] * len(node.outputs)
         facts = tuple([(self._survival(node, i), effect.fate) for i, effect in carrying])
         selects = len(facts) > 1 and has_trait(node, Trait.REMOVABLE_BY_CONDITION)
-        number, other, loser = _pass_on(self.overflow, facts, len(node.inputs) - 1 if selects else 0)
+        number, is_wrong, other, loser = _pass_on(self.overflow, facts, len(node.inputs) - 1 if selects else 0)
         loss = next((effect.loss for _, effect in carrying if effect.loss is not None), None)
         if loss is None and loser is not None:
             loss = Loss(node, node.inputs[carrying[loser][0]], _losing(*facts[loser]))
-        wrong = number & _WRONG
         rule = rule_of(node)
         effects = []
         for value in node.outputs:
             if is_float(value) and (rule is None or rule.has_degree(value.index() or 0)):
-                effects.append(Effect(number, loss if wrong else None))
+                effects.append(Effect(number, loss if is_wrong else None))
             else:
                 effects.append(Effect(other, loss if other else None))
         return effects
@@ -145,7 +144,7 @@ class SurvivalDomain(Domain[Effect]):
 @functools.lru_cache(maxsize=4096)
 def _pass_on(
     overflow: Fate, operands: tuple[tuple[Survival, Fate], ...], selected: int
-) -> tuple[Fate, Fate, int | None]:
+) -> tuple[Fate, bool, Fate, int | None]:
     """Return the effects on the results of a node.
 
     Args:
@@ -154,7 +153,8 @@ def _pass_on(
         selected: the number of operands that a selection takes its elements from; 0 for other nodes.
 
     Returns:
-        the effects on the numbers; those on flags, indices and other results; the place of the first losing operand.
+        the effects on the numbers, and whether finite ones may be wrong; the effects on flags, indices and other
+            results; the place of the first losing operand.
     """
     fate, told, gone, sure, loser = overflow, Fate.NONE, True, 0, None
     for place, (survival, above) in enumerate(operands):
@@ -167,7 +167,8 @@ def _pass_on(
         gone = gone and not (is_sure and Fate.GONE not in own)
         sure += is_sure
     fate = fate | Fate.GONE if gone and (not selected or sure < selected) else fate & ~Fate.GONE
-    return (fate & ~Fate.TOLD) | told, fate & _WRONG, loser
+    number = (fate & ~Fate.TOLD) | told
+    return number, bool(number & _WRONG), fate & _WRONG, loser
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphscale.graph.marks import PASS_KEY
-from graphscale.graph.values import rename, subgraphs
+from graphscale.graph.values import rename
+from graphscale.graph.walks import NodeIndex
 
 __all__ = [
     "PASS_KEY",
@@ -55,31 +56,31 @@ class Editor:
 
     Args:
         graph: the graph to change.
+        index: its nodes, if they are known.
 
     Attributes:
+        index: its nodes without those of the builders.
         renamed: `(wanted, given)` for each wanted name that was taken.
         made: the nodes of its builders.
+        dtypes: the dtypes of all values, None for an unknown one.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, index: NodeIndex | None = None) -> None:
         self.graph = graph
+        self.index = index or NodeIndex(graph)
         self.renamed: list[tuple[str, str]] = []
         self.made: list[ir.Node] = []
+        self.dtypes = {*self.index.dtypes}
         self._shared: dict[str, ir.Value] = {}
         self._positions: dict[ir.Value, int] = {}
         self._taken_over: dict[ir.Value, ir.Value] = {}
-        self._names = Names()
-        self.refresh()
+        self._names = Names(self.index.names)
 
     def refresh(self) -> None:
-        """Reserve names that other code has added to the graph since."""
-        graphs = [self.graph]
-        for graph in graphs:
-            self._names.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
-            for node in graph:
-                self._names.add(node.name or "")
-                self._names.update([value.name or "" for value in node.outputs])
-                graphs += subgraphs(node)
+        """Reserve names, and note dtypes, that other code has added to the graph since."""
+        self.index.refresh()
+        self._names.update(self.index.names)
+        self.dtypes |= self.index.dtypes
 
     def unique(self, wanted: str, *, report: bool = False) -> str:
         """Reserve and return the wanted name, with a numeric suffix if it is taken."""
@@ -292,6 +293,7 @@ class Builder:
             metadata_props={PASS_KEY: self.mark} if self.is_marked else None,
         )
         self.editor.made.append(node)
+        self.editor.dtypes.update([dtype for _, dtype, _ in outputs])
         if domain:
             graph.opset_imports.setdefault(domain, 1)
         side, anchor = at or self.at or ("after", None)
@@ -346,9 +348,9 @@ def replace_inputs(node: ir.Node, values: Sequence[ir.Value]) -> None:
 
 def count_inserted(nodes: Iterable[ir.Node]) -> dict[str, dict[str, int]]:
     """Count the nodes that each pass inserted, by operator: `{pass: {operator: count}}`."""
-    counts: dict[str, Counter[str]] = {}
-    for node in nodes:
-        name = node.metadata_props.get(PASS_KEY)
+    marks = ((node.metadata_props.get(PASS_KEY), node.op_type) for node in nodes)
+    counts: dict[str, dict[str, int]] = {}
+    for (name, op_type), count in Counter(marks).items():
         if name is not None:
-            counts.setdefault(name, Counter())[node.op_type] += 1
-    return {name: dict(counter) for name, counter in counts.items()}
+            counts.setdefault(name, {})[op_type] = count
+    return counts

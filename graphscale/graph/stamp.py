@@ -13,7 +13,7 @@ from graphscale.errors import AlreadyScaledError
 from graphscale.files.training_info import ROLES_KEY, drop_training_info
 from graphscale.graph.marks import PASS_KEY, SCALE_LOSS, UNSCALE_GRADIENTS
 from graphscale.graph.notes import annotate, compose_notes, describe_model
-from graphscale.graph.values import all_nodes
+from graphscale.graph.walks import NodeIndex
 from graphscale.policy.names import ScaledValue
 
 __all__ = [
@@ -118,8 +118,13 @@ def is_scaled(model: ir.Model) -> bool:
     return VERSION in model.metadata_props
 
 
-def refuse_scaled(model: ir.Model, name: str) -> None:
+def refuse_scaled(model: ir.Model, name: str, index: NodeIndex | None = None) -> None:
     """Refuse a model that carries a loss scale already.
+
+    Args:
+        model: the model.
+        name: its name for messages.
+        index: the nodes of its graph, if they are known.
 
     Raises:
         AlreadyScaledError: the model carries a loss scale.
@@ -129,15 +134,17 @@ def refuse_scaled(model: ir.Model, name: str) -> None:
             f"{name} already carries a loss scale (graphscale {model.metadata_props[VERSION]}, target "
             f"{model.metadata_props.get('graphscale.target', '?')}); scale the original graph instead"
         )
-    if has_lost_stamp(model):
+    if has_lost_stamp(model, index):
         raise AlreadyScaledError(explain_loss(name))
 
 
-def has_lost_stamp(model: ir.Model) -> bool:
+def has_lost_stamp(model: ir.Model, index: NodeIndex | None = None) -> bool:
     """Return whether graphscale has scaled a model without a stamp, whose metadata another tool has dropped."""
-    return any(
-        node.domain == _DOMAIN or node.metadata_props.get(PASS_KEY) in _PASSES or (node.name or "").startswith(_NAMES)
-        for node in all_nodes(model.graph)
+    index = index or NodeIndex(model.graph)
+    return (
+        any(domain == _DOMAIN for domain, _ in index.by_operator)
+        or any(name.startswith(_NAMES) for name in index.names)
+        or any(node.metadata_props.get(PASS_KEY) in _PASSES for nodes in index.by_operator.values() for node in nodes)
     )
 
 

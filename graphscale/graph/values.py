@@ -105,8 +105,9 @@ def is_float(value: ir.Value) -> bool:
 
 def own_dtype(value: ir.Value) -> ir.DataType | None:
     """Return the declared dtype of a value, from the value, its tensor or the attributes of its node."""
-    if value.dtype is not None:
-        return value.dtype
+    dtype = value.dtype
+    if dtype is not None:
+        return dtype
     if value.const_value is not None:
         return value.const_value.dtype
     node = value.producer()
@@ -132,10 +133,11 @@ _ONE = frozenset({1})
 
 def is_scalar(value: ir.Value) -> bool:
     """Return whether the value is known to hold exactly one element (shape [] or all ones)."""
-    if value.shape is None:
+    shape = value.shape
+    if shape is None:
         tensor = constant_tensor(value)
         return tensor is not None and tensor.size == 1
-    return _ONE.issuperset(value.shape.dims)
+    return _ONE.issuperset(shape.dims)
 
 
 # The operators with a sequence or an optional value as result.
@@ -207,7 +209,7 @@ def all_nodes(graph: Iterable[ir.Node]) -> Iterator[ir.Node]:
     """Yield the nodes of a graph, bodies included; for graphs of few bodies, in half the time of onnx_ir."""
     for node in graph:
         yield node
-        if subgraphs(node):
+        if node.attributes.data and subgraphs(node):
             yield from inner_nodes(node)
 
 
@@ -236,7 +238,8 @@ def operands_of(node: ir.Node) -> tuple[ir.Value, ...]:
 
 def main_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
     """Map each graph nested in the nodes of a main graph to the node around it."""
-    return {graph: node for node in nodes for body in subgraphs(node) for graph in (body, *body.subgraphs())}
+    holders = ((node, body) for node in nodes if node.attributes.data for body in subgraphs(node))
+    return {graph: node for node, body in holders for graph in (body, *body.subgraphs())}
 
 
 def main_node(owners: Mapping[ir.Graph, ir.Node], node: ir.Node) -> ir.Node:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.hints import Hints
 from graphscale.analysis.updates import find_fused_updates
+from graphscale.graph.walks import NodeIndex
 from graphscale.passes.check_finite import CheckFinite
 from graphscale.passes.graph_pass import GraphPass, run_passes
 from graphscale.passes.guard_updates import GuardUpdates
@@ -105,7 +106,9 @@ def standard_passes(*passes: GraphPass) -> tuple[GraphPass, ...]:
     return tuple(given.get(name) or _REQUIRED[name]() for name in _NAMES if name in given or name in _REQUIRED)
 
 
-def run_rewrite(model: ir.Model, hints: Hints, scale_loss: ScaleLoss, *passes: StepPass) -> Step:
+def run_rewrite(
+    model: ir.Model, hints: Hints, scale_loss: ScaleLoss, *passes: StepPass, index: NodeIndex | None = None
+) -> Step:
     """Run the passes of a rewrite in their order, with nothing in between, and return the step.
 
     Unlike in a sequence of onnx_ir, each pass gets the step of the one before, and the original is not recorded.
@@ -115,10 +118,11 @@ def run_rewrite(model: ir.Model, hints: Hints, scale_loss: ScaleLoss, *passes: S
         hints: the user's names, in place of those of `scale_loss`.
         scale_loss: the first pass.
         passes: optional passes, and passes with options.
+        index: the nodes of its graph, if they are known.
     """
     ordered = [each for each in standard_passes(*passes) if isinstance(each, StepPass)]
     report_stage(f"rewriting the graph ({scale_loss.name})", 0, len(ordered) + 1)
-    step = scale_loss.begin(model, hints)
+    step = scale_loss.begin(model, hints, index)
     for number, each in enumerate(ordered, 1):
         report_stage(f"rewriting the graph ({each.name})", number, len(ordered) + 1)
         step = each.run(step)

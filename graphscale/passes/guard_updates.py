@@ -55,7 +55,7 @@ class GuardUpdates(StepPass):
             carried.append(pair)
             changed = changed or is_changed
         if applies is not None and step.all_finite is not None:
-            writers = writing_nodes(step.graph)
+            writers = writing_nodes(build.editor.index.nodes)
             if writers or step.accumulators:
                 from graphscale.graph.order import restore_order
                 from graphscale.passes.guard_in_place import guard_in_place  # few steps write in place

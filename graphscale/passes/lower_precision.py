@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import onnx_ir as ir
 from onnx_ir.passes import PassResult
@@ -71,6 +71,24 @@ class Autocast(GraphPass):
     roles: Any = None
     target: str = "onnx"
     report: AutocastReport | None = None
+
+    @classmethod
+    def of(cls, autocast: Any, hints: Hints, target: str) -> Self:
+        """Return the pass ahead of a scaling, for its hints and its target, of a name of the type or a pass.
+
+        Raises:
+            AutocastError: it is neither, or the pass and the scaling differ in an option.
+        """
+        if isinstance(autocast, str):
+            return cls(autocast, target=target)
+        if not isinstance(autocast, cls):
+            raise AutocastError(f'autocast takes "float16", "bfloat16" or an Autocast pass; got {autocast!r}')
+        default = cls()
+        for name, value in {**vars(hints), "target": target}.items():
+            own = getattr(autocast, name)
+            if own not in (getattr(default, name), value):
+                raise AutocastError(f"the Autocast pass has {name}={own!r}, and the scaling {name}={value!r}; give one")
+        return dataclasses.replace(autocast, target=target)
 
     @paused_collector()
     def call(self, model: ir.Model) -> PassResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from graphscale.graph.builder import Builder
-from graphscale.operators import Trait, nodes_with
 from graphscale.passes.guard_updates import GuardUpdates
 from graphscale.passes.step_pass import StepPass
 from graphscale.step.training_step import Step
@@ -31,7 +30,7 @@ class OrderWrites(StepPass):
     after = GuardUpdates
 
     def apply(self, step: Step, build: Builder) -> Step:
-        if not nodes_with(step.graph, Trait.ACCUMULATOR):
+        if not (step.scale.target.in_place or step.accumulators):
             return step
         from graphscale.passes.nodes.write_order import order_writes  # few targets write in place
 

@@ -20,6 +20,7 @@ from graphscale.graph.original import record_original
 from graphscale.graph.stamp import is_scaled
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import main_node, main_nodes, uses_of
+from graphscale.graph.walks import NodeIndex
 from graphscale.passes.graph_pass import GraphPass
 from graphscale.passes.nodes.graph_scale import add_scale, refuse_infinite_seed
 from graphscale.passes.step_pass import hold_step, is_under_way
@@ -74,10 +75,11 @@ class ScaleLoss(GraphPass):
             hold_step(self.begin(model))
         return PassResult(model, modified=True)
 
-    def begin(self, model: ir.Model, hints: Hints | None = None) -> Step:
+    def begin(self, model: ir.Model, hints: Hints | None = None, index: NodeIndex | None = None) -> Step:
         """Understand a training graph, by hints in place of the pass's own, and return the step after this pass."""
-        step = understand(model, hints or Hints.of(self))
-        report, editor = make_report(step), Editor(step.graph)
+        index = index or NodeIndex(model.graph)
+        step = understand(model, hints or Hints.of(self), index)
+        report, editor = make_report(step), Editor(step.graph, index)
         promote_zeros(step.graph, step.states)
         scale = add_scale(editor, get_policy(self.loss_scale), get_target(self.target))
         build, by_value = self.builder(editor), dict[ir.Value, list[Place]]()

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphscale.analysis.edits import Unscaling
 from graphscale.errors import GradientError
-from graphscale.graph.builder import Builder, behind, replace_reads
+from graphscale.graph.builder import Builder, Editor, behind, replace_reads
 from graphscale.graph.marks import UNSCALE_GRADIENTS
 from graphscale.graph.types import dtype_of
 from graphscale.graph.values import Use, uses_of
@@ -67,7 +67,7 @@ class UnscaleGradients(StepPass):
             report = report_outputs(step, direct, widens)
         quotients = tuple(_unscale(build, each, value, step.scale.value, widens) for each, value in pairs)
         step = dataclasses.replace(step, quotients=quotients, report=report, modified=bool(quotients))
-        return dataclasses.replace(step, sums=(*_find_sums(step), *step.terms))
+        return dataclasses.replace(step, sums=(*_find_sums(step, build.editor), *step.terms))
 
 
 def _leaves(unscale: Unscaling) -> bool:
@@ -75,12 +75,11 @@ def _leaves(unscale: Unscaling) -> bool:
     return unscale.value.is_graph_output() and (unscale.everywhere or unscale.output)
 
 
-def _find_sums(step: Step) -> tuple[ir.Value, ...]:
+def _find_sums(step: Step, editor: Editor) -> tuple[ir.Value, ...]:
     """Find the values past the gradients that are checked as well: sums in float16."""
-    nodes, half = tuple(step.graph), ir.DataType.FLOAT16
-    if not any(value.dtype is half for node in nodes for value in node.outputs) and not any(
-        attribute(node, "to", 0) == half for node in nodes if node.op_type == "Cast"
-    ):
+    half = ir.DataType.FLOAT16
+    casts = (node for node in (step.graph if None in editor.dtypes else ()) if node.op_type == "Cast")
+    if half not in editor.dtypes and not any(attribute(node, "to", 0) == half for node in casts):
         return ()
     from graphscale.analysis.past_gradients import find_narrow_sums
 
@@ -91,7 +90,7 @@ def _find_sums(step: Step) -> tuple[ir.Value, ...]:
     readers = (use.node for value in quotients for use in uses_of(value))
     exact = {node.outputs[0] for node in readers if UnscaleGradients.inserted(node)}
     exact.update(step.degrees)  # a multiple of the scale is checked as its quotient
-    return tuple(find_narrow_sums(nodes, step.checked, exact, [step.loss], step.states))
+    return tuple(find_narrow_sums(tuple(step.graph), step.checked, exact, [step.loss], step.states))
 
 
 def _unscale(build: Builder, unscale: Unscaling, value: ir.Value, scale: ir.Value, widens: bool) -> Quotient:

@@ -8,12 +8,15 @@ from graphscale.analysis.hints import NO_HINTS, Hints
 from graphscale.analysis.report import GradientReport, PlaceReport, Report, StateReport
 from graphscale.analysis.training_graph import analyse
 from graphscale.graph.values import node_name
+from graphscale.graph.walks import NodeIndex
 from graphscale.step.training_step import Step
 
 __all__ = ["make_report", "understand"]
 
 
-def understand(model: ir.Model, hints: Hints = NO_HINTS, *, asking: bool = True) -> Step:
+def understand(
+    model: ir.Model, hints: Hints = NO_HINTS, index: NodeIndex | None = None, *, asking: bool = True
+) -> Step:
     """Find the losses of a training graph, the places of the scale, the gradients, and the carried state.
 
     The graph is not changed.
@@ -21,13 +24,14 @@ def understand(model: ir.Model, hints: Hints = NO_HINTS, *, asking: bool = True)
     Args:
         model: the model, with no calls of model-local functions in it.
         hints: the user's names; the roles that the model states come after these.
+        index: the nodes of its graph, if they are known.
         asking: True to refuse a graph with an open role of an output; else such a role is a proposal.
 
     Raises:
         LossError, SeedNotFoundError, NonlinearGradientError, UnknownOperatorError, GradientError, UpdateError,
             RolesError, UnsupportedModelError: the message names the value, node or body, and the remedy.
     """
-    return Step(**vars(analyse(model.graph, hints.stated_by(model), asking=asking)), model=model)
+    return Step(**vars(analyse(model.graph, hints.stated_by(model), index, asking=asking)), model=model)
 
 
 def make_report(step: Step) -> Report:

@@ -69,7 +69,7 @@ def _assign(
     fixed = {o: fixed_role(facts, gradients, o) for o in facts.outputs if o not in known}
     outputs = {**known, **{o: role for o, role in fixed.items() if role is not None}}
     taken = {each.pair for each in known.values()}
-    left = [output for output in facts.outputs if output not in outputs]
+    left = dict.fromkeys(output for output in facts.outputs if output not in outputs)
     outputs |= _match(table, left, taken)
     open_ = [output for output in left if output not in outputs]
     rows = {o: table.possibilities(o) | {v: e for v, e in table.row(o).items() if v not in taken} for o in open_}

@@ -150,13 +150,11 @@ class Table:
 
 def _contents(facts: Facts, gradients: Gradients, output: ir.Value) -> Found:
     """Yield the inputs that an output contains as terms of sums."""
-    held, forward = facts.held(output), facts.topology.forward
-    if facts.copied_input(output) is not None or not any(same_type(output, value) for value in held):
+    held, forward, like = facts.held(output), facts.topology.forward, facts.inputs_like(output)
+    if like.isdisjoint(held) or facts.copied_input(output) is not None:
         return
     firm = facts.held_firmly(output)
-    for value, c in (*firm.items(), *held.items()):
-        if not same_type(output, value):
-            continue
+    for value, c in ((v, c) for each in (firm, held) for v, c in each.items() if v in like):
         if is_scalar(value) and not value.is_graph_input():
             if not (c >= NEXT_STATE and value in forward and facts.takes_gradient(output)):
                 continue

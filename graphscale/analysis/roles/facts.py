@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -33,6 +33,7 @@ __all__ = ["VIEWS", "Facts"]
 
 VIEWS = Trait.RESHAPE | Trait.CAST | Trait.PERMUTE
 _COMPARING = frozenset(("Sub", "Div", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
+_CLIPPED = VIEWS | Trait.BOUND
 _HANDS_ON = VIEWS | Trait.REPEAT | Trait.BOUND | Trait.MOVE | Trait.PART
 
 
@@ -61,6 +62,7 @@ class Facts:
         self.held = functools.cache(functools.partial(self._find_held, self.factors))
         self.held_firmly = functools.cache(self._find_held_firmly)
         self._known = known_factors(self.factors.origins)
+        self._uncertain: set[ir.Value] = set()  # outputs that hold values by factors that may differ
         possible = possible_factors(self.factors)
         self.held_possibly = functools.cache(lambda output: find_coefficients(output, sources, possible, _HANDS_ON))
         self.takes_gradient = functools.cache(self._takes_gradient)
@@ -80,17 +82,20 @@ class Facts:
         """True if weights are initializers: other states may be initializers, too."""
         return self.topology.may_store_state(self.plan.unscaled.keys())
 
-    def inputs_like(self, value: ir.Value) -> Collection[ir.Value]:
+    def inputs_like(self, value: ir.Value) -> Set[ir.Value]:
         """Return the inputs and initializers of a value's type."""
         return self._holders.like(value)
 
     def _find_held(self, factors: Factors, output: ir.Value) -> Mapping[ir.Value, float]:
+        factors.is_certain = True
         held = find_coefficients(output, self.sources, factors, _HANDS_ON)
+        if not factors.is_certain:
+            self._uncertain.add(output)
         return {value: c for value, c in held.items() if not self.is_number(value)}
 
     def _find_held_firmly(self, output: ir.Value) -> Mapping[ir.Value, float]:
         held = self.held(output)
-        return held if self.factors.is_certain else self._find_held(self._known, output)
+        return self._find_held(self._known, output) if output in self._uncertain else held
 
     def is_number(self, value: ir.Value) -> bool:
         """Return whether an initializer is filled with one number, and so no weight or moment."""
@@ -239,7 +244,7 @@ class Gradients:
             operands = inputs_of(node)
             if node.op_type in ("Mul", "Where"):
                 return operands if len({*operands}) == len(operands) else ()  # a square is no gradient
-            return operands[:1] if node.op_type in ("Div", "ReduceSum") or has_trait(node, VIEWS | Trait.BOUND) else ()
+            return operands[:1] if node.op_type in ("Div", "ReduceSum") or has_trait(node, _CLIPPED) else ()
 
         return any(each in self._values for each in reach([value], above))
 

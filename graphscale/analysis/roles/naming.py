@@ -17,6 +17,9 @@ from graphscale.analysis.updates import ByType, Type, same_type, type_of
 
 __all__ = ["likeness", "widest_pattern"]
 
+_SEPARATORS = re.compile(r"[\W_]+")
+_CAPITALS = re.compile(r"(?<=[^\W_])(?=[A-Z])")
+_WORDS = re.compile(r"[^\W\d_]+|\d+|[\W_]+")
 # The place in a name, 1 for its end, -1 for its beginning, 0 for anywhere; the present words; the next ones.
 _Pattern = tuple[int, str, str]
 # Limits of the outputs that show patterns, of the names on either side of each, and of the patterns for all outputs.
@@ -42,13 +45,14 @@ def widest_pattern(
     by_name, neighbours = defaultdict[str, list[ir.Value]](list), _Neighbours(holders)
     for value in holders:
         by_name[_plain(value)].append(value)
+    plain = [(output, _plain(output)) for output in outputs]
     found = Counter(pattern for output in shown[:_MOST_SHOWN] for pattern in neighbours.patterns(output))
     tried: list[tuple[int, int, dict[ir.Value, ir.Value]]] = []
     for pattern, _ in found.most_common(_MOST_PATTERNS):
         length = sum(map(len, pattern[1:]))
         if any(count == len(shown) and -length <= shortness for count, shortness, _ in tried):
             continue  # it names no more pairs
-        named = ((o, _like(o, by_name[name])) for o in outputs for name in _present_names(_plain(o), pattern))
+        named = ((o, _like(o, by_name[name])) for o, text in plain for name in _present_names(text, pattern))
         pairs = {o: v for o, v in named if v is not None}
         count = sum(output in pairs for output in shown)
         if count > 1 or (count and not all(pattern[1:])):
@@ -67,7 +71,7 @@ class _Neighbours:
 
     def __init__(self, holders: Iterable[ir.Value]) -> None:
         self._holders = ByType(holders)
-        self._names: dict[tuple[Type, int], list[list[str]]] = {}
+        self._names: dict[Type, dict[int, list[list[str]]]] = {}
 
     def patterns(self, output: ir.Value) -> Iterator[_Pattern]:
         """Yield the exchanges of an end, of a beginning, or of words within, for an output's name.
@@ -75,7 +79,7 @@ class _Neighbours:
         The rest of the name has a letter.
         """
         for order in (1, -1):
-            new, names = words_of(_plain(output))[::order], self._sorted(output, order)
+            new, names = words_of(_plain(output))[::order], self._sorted(output)[order]
             place = bisect.bisect(names, new)
             near = names[max(place - _MOST_NEAR, 0) : place + _MOST_NEAR]
             stems = [common_start(old, new) for old in near]
@@ -94,21 +98,23 @@ class _Neighbours:
                     if any(map(str.isalpha, inserted)):
                         yield 0, "", inserted
 
-    def _sorted(self, output: ir.Value, order: int) -> list[list[str]]:
-        kind = type_of(output), order
+    def _sorted(self, output: ir.Value) -> dict[int, list[list[str]]]:
+        kind = type_of(output)
         if kind not in self._names:
-            self._names[kind] = sorted(words_of(_plain(value))[::order] for value in self._holders.like(output))
+            names = [words_of(_plain(value)) for value in self._holders.like(output)]
+            self._names[kind] = {order: sorted(words[::order] for words in names) for order in (1, -1)}
         return self._names[kind]
 
 
 def _present_names(following: str, pattern: _Pattern) -> Iterator[str]:
     """Yield the names that the present value may have, for that of a next value; none where a pattern does not fit."""
     order, old, new = pattern
-    for start in (found.start() for found in re.finditer(re.escape(new), following)):
+    start = following.find(new)
+    while start >= 0:
         end = start + len(new)
-        if (order < 0 and start) or (order > 0 and end < len(following)):
-            continue
-        yield following[:start] + old + following[end:]
+        if not ((order < 0 and start) or (order > 0 and end < len(following))):
+            yield following[:start] + old + following[end:]
+        start = following.find(new, max(end, start + 1))
 
 
 def _like(output: ir.Value, holders: Sequence[ir.Value]) -> ir.Value | None:
@@ -124,12 +130,12 @@ def _plain(value: ir.Value) -> str:
 
     Exporters and libraries join words by several signs, or begin each with a capital letter.
     """
-    return re.sub(r"[\W_]+", ".", re.sub(r"(?<=[^\W_])(?=[A-Z])", ".", value.name or "")).lower()
+    return _SEPARATORS.sub(".", _CAPITALS.sub(".", value.name or "")).lower()
 
 
 def words_of(name: str) -> list[str]:
     """Return the words, numbers and separators of a name."""
-    return re.findall(r"[^\W\d_]+|\d+|[\W_]+", name)
+    return _WORDS.findall(name)
 
 
 def common_start(one: list[str], other: list[str]) -> list[str]:
