@@ -20,6 +20,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solution import Solution
 from graphscale.analysis.topology import Topology
 from graphscale.errors import GradientError, GraphscaleError, LossError, SeedNotFoundError
+from graphscale.graph.values import constant_tensor, inputs_of, is_float
 from graphscale.graph.walks import ancestors
 from graphscale.operators import Kind, may_bend, rule_of
 from graphscale.process.stages import report_stage
@@ -191,7 +192,9 @@ def _with_differentiated_loss(best: Solution, solve: Callable[[Losses], Solution
     rule = None if node is None else rule_of(node)
     if len(best.topology.losses) > 1 or node is None or rule is None:
         return best
-    if rule.kind is Kind.LINEAR and not may_bend(node):
+    floats = [value for value in (*inputs_of(node), *node.outputs) if is_float(value)]
+    is_read = any(value in best.read or constant_tensor(value) is not None for value in floats)
+    if is_read or (rule.kind is Kind.LINEAR and not may_bend(node)):
         return best
     from graphscale.analysis.loss_rivals import find_differentiated  # most losses are sums or means
 

@@ -117,7 +117,7 @@ class Solution:
         topology, places = self.topology, self.solver.plan.places
         if self.moved is None or not self.moved.isdisjoint(topology.forward):
             return None
-        found = (place for place in places if place.value in topology.fed and not is_differentiable(place.value))
+        found = (place for place in places if place.value in self.fed and not is_differentiable(place.value))
         return next(map(str, found), None)
 
     @functools.cached_property
@@ -130,6 +130,11 @@ class Solution:
         nexts = (v for v in topology.graph.outputs if v in self.explained)
         held = (each for v in nexts for each in topology.coefficients(v).items())
         return {state for state, c in held if c >= NEXT_STATE}
+
+    @functools.cached_property
+    def fed(self) -> Set[ir.Value]:
+        """The values that depend on a tensor among the inputs."""
+        return self.topology.descendants({value for value in self.topology.graph.inputs if not is_scalar(value)})
 
     @functools.cached_property
     def no_derivative(self) -> str | None:
@@ -151,7 +156,7 @@ class Solution:
             return "no layer or weight changes it in a differentiable way"
         sums = self._find_sums()
         for place in sorted(plan.places, key=lambda place: topology.position(place.value)):
-            if place.value in topology.fed and not topology.is_late(place.value):
+            if place.value in self.fed and not topology.is_late(place.value):
                 return f"the scale would enter at {place}, where the data is, and not the result of a layer"
             if place.value not in sums and any(v in sums for v in reach([place.value], self._smooth_operands)):
                 return f"the scale would enter at {place}, which depends on the value of the loss"
@@ -248,7 +253,7 @@ def _without_other_layers(solution: Solution, chosen: Sequence[ir.Value]) -> Sol
         return solution
 
     def is_cotangent(value: ir.Value) -> bool:
-        return topology.is_backward(value) and (value not in topology.fed or topology.is_late(value))
+        return topology.is_backward(value) and (value not in solution.fed or topology.is_late(value))
 
     layers = {n for n in solution.coverage.nodes if not any(map(is_cotangent, topology.operands(n)))}
     with contextlib.suppress(GraphscaleError):  # the first solution stands

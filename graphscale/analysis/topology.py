@@ -223,11 +223,6 @@ class Topology:
         return sum(bit for v, bit in rest.items() if layers.isdisjoint(self.consumers(v)))
 
     @functools.cached_property
-    def fed(self) -> ValueSet:
-        """The values that depend on a tensor among the inputs."""
-        return self.descendants({value for value in self.graph.inputs if not is_scalar(value)})
-
-    @functools.cached_property
     def held_states(self) -> frozenset[ir.Value]:
         """The states in an output with a coefficient near one: an input without next value is no moment."""
         return frozenset(state for output in self.graph.outputs for state in self.held(output))

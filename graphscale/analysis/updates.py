@@ -286,10 +286,7 @@ def find_held(outputs: Iterable[ir.Value], values: Collection[ir.Value], factors
 
 
 def find_held_initializers(graph: ir.Graph, holders: Iterable[ir.Node]) -> set[ir.Value]:
-    """Find the initializers that an output holds, if it has the type of one: else its state is not stored.
-
-    The `holders` are the nodes with bodies.
-    """
+    """Find the initializers that an output of their type holds; the `holders` are the nodes with bodies."""
     values = {v for v in graph.initializers.values() if not v.is_graph_input() and not is_scalar(v)}
     kinds = {type_of(value) for value in values}
     is_any = any(None in kind for kind in kinds)
