@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
-from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors, same_type
+from graphscale.analysis.updates import NEXT_STATE, average_factors, find_coefficients, known_factors
 from graphscale.graph.values import (
     Use,
     constant_number,
@@ -56,8 +56,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
     """Find the outputs that could be the loss: scalars of floating point that are no next value of a number."""
     values = [*graph.inputs, *graph.initializers.values()]
     numbers = {value for value in values if is_scalar(value)}
-    outputs = [value for value in graph.outputs if value not in others and value.dtype is not None]
-    scalars = [value for value in outputs if is_scalar(value)]
+    scalars = [value for value in graph.outputs if value not in others and value.dtype is not None and is_scalar(value)]
     replaced = {
         value: [number for number, c in find_coefficients(value, numbers).items() if _is_next(value, number, c)]
         for value in scalars
@@ -68,16 +67,7 @@ def find_loss_candidates(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Valu
     left = [value for value, each in replaced.items() if value not in nexts and all(claims[n] > 1 for n in each)]
     found = [value for value in left if is_differentiable(value)]
     inputs = {value for value in graph.inputs if value in numbers and is_float(value)}
-    numbers_left = [value for value in found if not _find_averaged(value, inputs)] or found
-    return numbers_left or _find_unreduced(outputs, values)
-
-
-def _find_unreduced(outputs: Iterable[ir.Value], holders: Sequence[ir.Value]) -> list[ir.Value]:
-    """Find the outputs that may be the losses of samples or of models: no sums with state; new types first."""
-    computed = [v for v in outputs if v.producer() is not None and is_float(v) and is_differentiable(v)]
-    states = {value for value in holders if is_float(value)}
-    found = [v for v in computed if not any(c >= NEXT_STATE for c in find_coefficients(v, states).values())]
-    return [v for v in found if not any(same_type(v, each) for each in holders)] or found
+    return [value for value in found if not _find_averaged(value, inputs)] or found
 
 
 def _is_next(value: ir.Value, number: ir.Value, coefficient: float) -> bool:

@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss import is_number, smooth_operands
+from graphscale.analysis.loss import is_differentiable, is_number, smooth_operands
 from graphscale.analysis.roles.naming import widest_pattern, words_of
 from graphscale.analysis.solution import Solution
 from graphscale.analysis.topology import Topology
+from graphscale.analysis.updates import NEXT_STATE, find_coefficients, same_type
 from graphscale.errors import GraphscaleError, LossError
-from graphscale.graph.values import constant_tensor, inputs_of, is_scalar
+from graphscale.graph.values import constant_tensor, inputs_of, is_float, is_scalar
 from graphscale.graph.walks import ancestors, reach
 from graphscale.operators import Kind, rule_of
 
-__all__ = ["Choices", "Faults", "Rank", "explain_failures", "find_differentiated"]
+__all__ = ["Choices", "Faults", "Rank", "explain_failures", "find_differentiated", "find_unreduced_losses"]
 
 _CHOICES = frozenset(("Max", "Min", "ReduceMax", "ReduceMin"))
 _LOSS_WORDS = frozenset(("loss", "losses", "objective", "criterion", "cost", "total", "nll", "elbo"))
@@ -163,8 +164,13 @@ def _has_derivative(solution: Solution, node: ir.Node, varying: Set[ir.Value]) -
         return True
     if _is_multiple(node, rule.kind, moving):
         rest = (value for value in inputs_of(node) if value not in moving)
-        return all(value in read or constant_tensor(value) is not None for value in rest)
+        return all(value in read or _follows_from(value, read) for value in rest)
     return any(value in read for value in (*moving, *node.outputs))
+
+
+def _follows_from(value: ir.Value, read: Container[ir.Value]) -> bool:
+    """Return whether a value is computed from constants, and from inputs that are read: it may be computed twice."""
+    return all(v in read or constant_tensor(v) is not None for v in ancestors([value]) if v.producer() is None)
 
 
 def _readers(solution: Solution, value: ir.Value) -> Iterator[ir.Node]:
@@ -261,6 +267,16 @@ def _is_multiple(node: ir.Node, kind: Kind, varying: Sequence[ir.Value]) -> bool
     """Return whether a node multiplies one of its operands that vary, or divides it, by others."""
     is_one = len(varying) == 1 and sum(value is varying[0] for value in node.inputs) == 1
     return is_one and (kind is Kind.PRODUCT or (kind is Kind.QUOTIENT and node.inputs[0] is varying[0]))
+
+
+def find_unreduced_losses(graph: ir.Graph, others: set[ir.Value]) -> list[ir.Value]:
+    """Find the outputs that may be the losses of samples or of models: no sums with state; new types first."""
+    holders = [*graph.inputs, *graph.initializers.values()]
+    computed = [v for v in graph.outputs if v not in others and v.producer() is not None and is_float(v)]
+    computed = [v for v in computed if v.dtype is not None and is_differentiable(v)]
+    states = {value for value in holders if is_float(value)}
+    found = [v for v in computed if not any(c >= NEXT_STATE for c in find_coefficients(v, states).values())]
+    return [v for v in found if not any(same_type(v, each) for each in holders)] or found
 
 
 def explain_failures(failures: Sequence[tuple[ir.Value, GraphscaleError]], named: bool) -> GraphscaleError:

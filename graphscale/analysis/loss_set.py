@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from graphscale.analysis.loss import find_carried_number
+from graphscale.analysis.loss import find_carried_number, is_number
 from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.solution import Solution
 from graphscale.analysis.topology import Topology
@@ -85,7 +85,8 @@ def choose_losses(
         raise LossError(f"{len(candidates)} outputs could be the loss, too many to try; name it with --loss")
     fitness = _Fitness(candidates)
     solutions, failures = _solve_sets(fitness, solve, tuple(named))
-    errors = [*failures.items()]
+    # Of outputs that are no numbers, none need be a loss.
+    errors = [each for each in failures.items() if named or is_number(each[0])]
     errors.sort(key=lambda failure: isinstance(failure[1], _NO_BACKWARD))
     best, rivals, alike = (solutions[0] if solutions else None), list[ir.Value](), list[ir.Value]()
     if len(solutions) > 1:
@@ -194,7 +195,7 @@ def _with_differentiated_loss(best: Solution, solve: Callable[[Losses], Solution
         return best
     floats = [value for value in (*inputs_of(node), *node.outputs) if is_float(value)]
     is_read = any(value in best.read or constant_tensor(value) is not None for value in floats)
-    if is_read or (rule.kind is Kind.LINEAR and not may_bend(node)):
+    if not may_bend(node) and (is_read or rule.kind is Kind.LINEAR):
         return best
     from graphscale.analysis.loss_rivals import find_differentiated  # most losses are sums or means
 

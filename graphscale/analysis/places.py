@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphscale.analysis.edits import Place, Plan
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import find_held
+from graphscale.graph.marks import is_rounding
 from graphscale.graph.values import (
     Use,
     captured_values,
@@ -95,7 +96,7 @@ def find_places(
     if not force:
         return ()
     if topology.is_backward(value):
-        return (Place(topology.origin(value)),)
+        return (Place(_unrounded(topology, value)),)
     # The cotangent is a forward value itself, as in the gradient of sum(y*y)/2: scale it for its backward readers.
     sides = topology.flat.sides(value)
     uses = (reader for each in sides for reader in uses_of(each))
@@ -237,6 +238,16 @@ def _viewed(topology: Topology, value: ir.Value) -> ir.Value:
         return node.inputs[data[0]] if len(data) == 1 else None
 
     return source_of(value, viewed, topology.flat.across)
+
+
+def _unrounded(topology: Topology, value: ir.Value) -> ir.Value:
+    """Return the value before mixed precision rounded it: its product with the scale is rounded, too."""
+
+    def rounded(node: ir.Node) -> ir.Value | None:
+        source = node.inputs[0] if is_rounding(node) else None
+        return source if source is not None and topology.is_backward(source) else None
+
+    return topology.origin(source_of(topology.origin(value), rounded))
 
 
 def _is_saved(topology: Topology, value: ir.Value) -> bool:

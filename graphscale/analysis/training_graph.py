@@ -78,11 +78,14 @@ def _analyse_inputs(
         chosen = [resolve_gradient(values, name) for name in hints.gradients]
         losses = [resolve_loss(values, name, answers.label(name, "--loss")) for name in answers.losses]
     others = {*answers.states, *answers.gradients, *answers.metrics, *hints.gradients}
-    candidates = find_loss_candidates(graph, {value for value in graph.outputs if value.name in others})
-    if not (candidates or losses) and index.holders:
-        from graphscale.analysis.body_checks import refuse_losses  # few steps have bodies
+    rest = {value for value in graph.outputs if value.name in others}
+    candidates = find_loss_candidates(graph, rest)
+    if not (candidates or losses):
+        from graphscale.analysis.body_checks import refuse_losses  # few steps return no number
+        from graphscale.analysis.loss_rivals import find_unreduced_losses
 
         refuse_losses(FlatGraph(graph))
+        candidates = find_unreduced_losses(graph, rest)
     held = find_held_initializers(graph, index.holders)
     try:
         choice = choose_losses(
