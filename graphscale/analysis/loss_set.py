@@ -195,7 +195,7 @@ def _with_differentiated_loss(best: Solution, solve: Callable[[Losses], Solution
         return best
     floats = [value for value in (*inputs_of(node), *node.outputs) if is_float(value)]
     is_read = any(value in best.read or constant_tensor(value) is not None for value in floats)
-    if not may_bend(node) and (is_read or rule.kind is Kind.LINEAR):
+    if is_read if rule.kind is not Kind.LINEAR else not may_bend(node):
         return best
     from graphscale.analysis.loss_rivals import find_differentiated  # most losses are sums or means
 
