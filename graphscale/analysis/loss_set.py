@@ -228,7 +228,7 @@ class _Fitness:
         """
         topology = solution.topology
         covered = (node for other in others for node in {*other.coverage.nodes}.difference(other.coverage.missed))
-        if any(node.outputs[0] in topology.forward for node in covered):
+        if any(not topology.forward.isdisjoint(node.outputs) for node in covered):
             return False
         if not self.fits(solution) or topology.reads_next_weights or self.unexplained(solution):
             return False

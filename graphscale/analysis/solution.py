@@ -149,7 +149,7 @@ class Solution:
             return None
         if not self.moves_weights:
             return "its gradients move no weight that it depends on"
-        layers = any(node.outputs[0] in topology.forward for node in topology.contractions)
+        layers = any(not topology.forward.isdisjoint(node.outputs) for node in topology.contractions)
         weights = topology.held_states & topology.forward
         smooth = reach(topology.losses, self._smooth_operands)
         if (layers or weights) and not any(v in weights or v.producer() in topology.contractions for v in smooth):
@@ -163,7 +163,7 @@ class Solution:
         indexed = topology.nodes_like(
             lambda operator: bool(operator.traits & (Trait.INDEXES_AXIS | Trait.INDEXES_AXES))
         )
-        tables = any(node.outputs[0] in topology.forward for node in indexed)
+        tables = any(not topology.forward.isdisjoint(node.outputs) for node in indexed)
         if self.coverage.covered and not (layers or tables):
             return "no layer computes it, and the backward pass has one"
         return None

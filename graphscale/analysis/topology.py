@@ -219,7 +219,7 @@ class Topology:
     def fed_late(self) -> int:
         """The labels of late inputs other than weights and operands of layers: targets, weights of samples."""
         rest = {v: bit for v, bit in self._late_states.items() if v not in self.held_states}
-        layers = {node for node in self.contractions if node.outputs[0] in self.forward}
+        layers = {node for node in self.contractions if not self.forward.isdisjoint(node.outputs)}
         return sum(bit for v, bit in rest.items() if layers.isdisjoint(self.consumers(v)))
 
     @functools.cached_property
@@ -244,7 +244,7 @@ class Topology:
     def _moved_by(self, forward: Set[ir.Value], among: Container[ir.Value]) -> dict[ir.Value, ir.Value]:
         """Map values behind the contractions of a forward pass to the carried state of that pass in them."""
         kept = self.held_states.intersection(forward)
-        behind = self.descendants(nodes={node for node in self.contractions if node.outputs[0] in forward})
+        behind = self.descendants(nodes={node for node in self.contractions if not forward.isdisjoint(node.outputs)})
         kinds, moved = {type_of(state) for state in kept}, dict[ir.Value, ir.Value]()
         nodes = [node for node in self.nodes if node.outputs[0] in among] if kept else []
         holding = find_holders(kept, nodes, self.factors)
