@@ -65,7 +65,7 @@ def prove_pair(pair: Pair, *, exact: bool, numeric: bool) -> list[Check]:
 
 
 def _prove_flag(pair: Pair, relation: Relation) -> Iterator[Check]:
-    """Yield the checks of the finite check, of what is applied, and of the guards."""
+    """Yield the checks of the finite check, of applied values, and of guards."""
     step, flag = pair.step, pair.step.all_finite
     names = ("every gradient checked", "what is applied is checked", "carried state guarded")
     if flag is None:
