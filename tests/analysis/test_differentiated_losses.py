@@ -66,3 +66,27 @@ def test_the_differentiated_loss(forward: str, outputs: str, loss: str) -> None:
 def test_a_loss_of_samples_can_be_named(name: str) -> None:
     forward = f"{SQUARES} losses = ReduceMean <keepdims = 0> (q, last) first = Identity(losses)"
     assert gs.scale(model(forward, "float[8] losses, float[8] first"), loss=name).report.loss == name
+
+
+CLUSTERS = """
+<ir_version: 10, opset_import: ["" : 20]>
+step (float[8,4] x, float[4,3] w) => (float[4,3] {name}, float loss)
+<float less = {{-1}}, int64[1] last = {{-1}}, int64[1] first = {{0}}>
+{{
+   far = MatMul(x, w)
+   near = Mul(far, less)
+   share = Softmax(near)
+   part = Mul(share, far)
+   loss = ReduceMean <keepdims = 0> (part)
+   xt = Transpose <perm = [1, 0]> (x)
+   sum = MatMul(xt, share)
+   count = ReduceSum(share, first)
+   {name} = Div(sum, count)
+}}
+"""
+
+
+@pytest.mark.parametrize(("name", "pair"), [("w_next", "w"), ("newW", "w"), ("w_grad", None)])
+def test_a_gradient_that_is_named_as_a_next_value(name: str, pair: str | None) -> None:
+    roles = {role.name: role for role in gs.inspect(onnx.parser.parse_model(CLUSTERS.format(name=name))).roles}
+    assert (roles[name].pair, roles[name].certain) == (pair, pair is None)

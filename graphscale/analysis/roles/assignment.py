@@ -17,7 +17,7 @@ from graphscale.analysis.roles.answers import Answers
 from graphscale.analysis.roles.doubts import Matched, doubt
 from graphscale.analysis.roles.evidence import Table, fixed_role
 from graphscale.analysis.roles.facts import Facts, Gradients, Row, Strength
-from graphscale.analysis.roles.naming import widest_pattern
+from graphscale.analysis.roles.naming import find_present, widest_pattern
 from graphscale.analysis.roles.role_table import Assigned, Role, Roles
 from graphscale.analysis.topology import Topology
 from graphscale.analysis.updates import NEXT_STATE, Update, same_type
@@ -75,6 +75,9 @@ def _assign(
     rows = {o: table.possibilities(o) | {v: e for v, e in table.row(o).items() if v not in taken} for o in open_}
     shown = [output for output in facts.outputs if output in settled or (output in left and rows.get(output, True))]
     pattern = widest_pattern(facts.outputs, facts.holders, shown, facts.takes_gradient)
+    if not shown:  # gradients, losses and constants alone
+        named = ((output, find_present(output, facts.inputs_like(output))) for output in facts.outputs)
+        pattern = {output: value for output, value in named if value is not None}
     outputs |= _unmatched(rows, outputs)
     step = Matched(facts, gradients, table, outputs, pattern)
     doubts = {output: each for output, each in doubt(step).items() if output not in known}

@@ -15,7 +15,9 @@ import onnx_ir as ir
 
 from graphscale.analysis.updates import ByType, Type, same_type, type_of
 
-__all__ = ["likeness", "widest_pattern"]
+__all__ = ["find_present", "likeness", "widest_pattern"]
+
+_NEXT = frozenset(("next", "new", "updated"))
 
 _SEPARATORS = re.compile(r"[\W_]+")
 _CAPITALS = re.compile(r"(?<=[^\W_])(?=[A-Z])")
@@ -136,6 +138,14 @@ def _plain(value: ir.Value) -> str:
 def words_of(name: str) -> list[str]:
     """Return the words, numbers and separators of a name."""
     return _WORDS.findall(name)
+
+
+def find_present(output: ir.Value, values: Iterable[ir.Value]) -> ir.Value | None:
+    """Find the value whose next one an output is named as, by a word for that: `w_next`, `newW`."""
+    words = [word for word in words_of(_plain(output)) if word.isalnum()]
+    present = [word for word in words if word not in _NEXT]
+    named = values if len(present) < len(words) else ()
+    return next((v for v in named if [w for w in words_of(_plain(v)) if w.isalnum()] == present), None)
 
 
 def common_start(one: list[str], other: list[str]) -> list[str]:
