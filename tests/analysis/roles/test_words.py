@@ -11,7 +11,7 @@ pytestmark = pytest.mark.static
 
 
 def pairs(names: dict[str, str]) -> dict[str, str]:
-    """Return what the widest pattern says of outputs and inputs of one type."""
+    """Return the pairs of the widest pattern, of outputs and inputs of one type."""
     outputs, inputs = ([ir.val(name, ir.DataType.FLOAT, (2,)) for name in part] for part in (names, names.values()))
     found = widest_pattern(outputs, inputs, outputs, lambda value: True)
     return {output.name or "": value.name or "" for output, value in found.items()}
