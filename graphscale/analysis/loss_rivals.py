@@ -140,11 +140,12 @@ def _find_varying(topology: Topology) -> set[ir.Value]:
 
 
 def find_differentiated(solution: Solution) -> ir.Value:
-    """Find the value whose gradients are computed: the loss, or the operand of functions without derivatives."""
+    """Find the value whose gradients are computed: the loss, or the only operand of functions without derivatives."""
     loss, varying = solution.topology.loss, _find_varying(solution.topology)
     while (node := loss.producer()) is not None and loss in varying and node not in solution.topology.contractions:
         moving = [value for value in solution.topology.operands(node) if value in varying]
-        if len(moving) != 1 or _has_derivative(solution, node, varying):
+        alone = all(value in moving or constant_tensor(value) is not None for value in inputs_of(node))
+        if len(moving) != 1 or not alone or _has_derivative(solution, node, varying):
             break
         loss = moving[0]
     return loss
@@ -164,13 +165,8 @@ def _has_derivative(solution: Solution, node: ir.Node, varying: Set[ir.Value]) -
         return True
     if _is_multiple(node, rule.kind, moving):
         rest = (value for value in inputs_of(node) if value not in moving)
-        return all(value in read or _follows_from(value, read) for value in rest)
+        return all(value in read or constant_tensor(value) is not None for value in rest)
     return any(value in read for value in (*moving, *node.outputs))
-
-
-def _follows_from(value: ir.Value, read: Container[ir.Value]) -> bool:
-    """Return whether a value is computed from constants, and from inputs that are read: it may be computed twice."""
-    return all(v in read or constant_tensor(v) is not None for v in ancestors([value]) if v.producer() is None)
 
 
 def _readers(solution: Solution, value: ir.Value) -> Iterator[ir.Node]:

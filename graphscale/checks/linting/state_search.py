@@ -49,11 +49,12 @@ def find_states(view: View, step: Step) -> list[State]:
     """Return the carried state of a step: that with a next value among the outputs, then that written in place."""
     pairs = {each.next: each.input for each in step.carried if not each.in_place}
     if not step.scales:
-        pairs = {output: each.pair for output, each in step.roles.outputs.items() if each.pair is not None}
+        known = (item for item in step.roles.outputs.items() if item[1].certain)
+        pairs = {output: each.pair for output, each in known if each.pair is not None}
         pairs |= _find_held(view, pairs, () if step.roles.outputs else view.graph.inputs)
     found = [State(value, following, Carry.OUTPUT) for following, value in pairs.items()]
-    known = {*pairs.values()}
-    return found + [state for state in find_in_place(view.nodes) if state.value not in known]
+    carried = {*pairs.values()}
+    return found + [state for state in find_in_place(view.nodes) if state.value not in carried]
 
 
 def _find_held(
