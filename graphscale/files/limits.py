@@ -21,7 +21,7 @@ __all__ = [
 # The defaults of `max_seconds` and `max_memory`: of a command that runs models, and of the trial in `scale`. The memory
 # of a command grows with the files of the models.
 RUN_SECONDS, RUN_MEMORY = 300, 2**32
-TRIAL_SECONDS, TRIAL_MEMORY = 5, 2**31
+TRIAL_SECONDS, TRIAL_MEMORY = 5, 3 * 2**29
 
 
 @dataclasses.dataclass(frozen=True)
