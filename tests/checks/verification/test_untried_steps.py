@@ -16,7 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import graphscale as gs
-from graphscale.files.limits import Limits, limiting
+from graphscale.files.limits import TRIAL_MEMORY, Limits, limiting
 from graphscale.step import step_trial
 from tests.checks.verification.trial_steps import FREE, free, give, node_of, slow, tried, write
 
@@ -59,7 +59,7 @@ def test_limits() -> None:
     large.graph.node.insert(8, helper.make_node("Expand", ["fit", "many"], ["wide"]))
     large.graph.node.insert(9, helper.make_node("ReduceMean", ["wide"], ["mean"], keepdims=0))
     give(large, "loss", "Identity", "mean")
-    assert tried(large) == f"not tried: it takes more than {2**31} bytes of memory (--max-memory)"
+    assert tried(large) == f"not tried: it takes more than {TRIAL_MEMORY} bytes of memory (--max-memory)"
 
 
 def refuse_in_child(read: Callable[..., Any]) -> Callable[..., Any]:
