@@ -75,8 +75,9 @@ def _assign(
     rows = {o: table.possibilities(o) | {v: e for v, e in table.row(o).items() if v not in taken} for o in open_}
     shown = [output for output in facts.outputs if output in settled or (output in left and rows.get(output, True))]
     pattern = widest_pattern(facts.outputs, facts.holders, shown, facts.takes_gradient)
-    if not shown:  # gradients, losses and constants alone
-        named = ((output, find_present(output, facts.inputs_like(output))) for output in facts.outputs)
+    if not shown:
+        finals = (o for o, each in outputs.items() if each.role in (Role.LOSS, Role.GRADIENT))
+        named = ((output, find_present(output, facts.inputs_like(output))) for output in finals)
         pattern = {output: value for output, value in named if value is not None}
     outputs |= _unmatched(rows, outputs)
     step = Matched(facts, gradients, table, outputs, pattern)
