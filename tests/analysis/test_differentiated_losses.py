@@ -68,6 +68,37 @@ def test_a_loss_of_samples_can_be_named(name: str) -> None:
     assert gs.scale(model(forward, "float[8] losses, float[8] first"), loss=name).report.loss == name
 
 
+# Two layers, and the gradients at older weights, whose loss is no output, are subtracted.
+TWO_LAYERS = """
+<ir_version: 10, opset_import: ["" : 20]>
+step (float[8,4] x, float[8,3] y, float[4,5] v, float[5,3] w, float[4,5] v_old, float[5,3] w_old)
+=> (float[4,5] v_next, float[5,3] w_next, float loss)
+<float c = {0.1}, float rate = {0.1}, float one = {1}>
+{
+   a = MatMul(x, v) h = Tanh(a) p = MatMul(h, w) e = Sub(p, y) q = Mul(e, e) loss = ReduceMean <keepdims = 0> (q)
+   xt = Transpose <perm = [1, 0]> (x)
+   dp = Mul(e, c) ht = Transpose <perm = [1, 0]> (h) dw = MatMul(ht, dp)
+   wt = Transpose <perm = [1, 0]> (w) dh = MatMul(dp, wt) hh = Mul(h, h) s = Sub(one, hh) da = Mul(dh, s)
+   dv = MatMul(xt, da)
+   a2 = MatMul(x, v_old) h2 = Tanh(a2) p2 = MatMul(h2, w_old) e2 = Sub(p2, y)
+   dp2 = Mul(e2, c) dpt2 = Transpose <perm = [1, 0]> (dp2) dwt2 = MatMul(dpt2, h2)
+   dw2 = Transpose <perm = [1, 0]> (dwt2)
+   wt2 = Transpose <perm = [1, 0]> (w_old) dh2 = MatMul(dp2, wt2) s2 = Sub(one, h2) r2 = Mul(dh2, s2)
+   k2 = Mul(r2, h2) da2 = Add(r2, k2) dv2 = MatMul(xt, da2)
+   gv = Sub(dv, dv2) gw = Sub(dw, dw2) uv = Mul(gv, rate) uw = Mul(gw, rate)
+   v_next = Sub(v, uv) w_next = Sub(w, uw)
+}
+"""
+
+
+def test_the_layers_of_a_loss_that_is_no_output() -> None:
+    step = onnx.parser.parse_model(TWO_LAYERS)
+    result = gs.scale(step)
+    assert (result.report.loss, result.report.coverage) == ("loss", 1.0)
+    assert "h2" not in {place.value for place in result.report.places}
+    assert_skips(result, feeds_for(step))
+
+
 CLUSTERS = """
 <ir_version: 10, opset_import: ["" : 20]>
 step (float[8,4] x, float[4,3] w) => (float[4,3] {name}, float loss)
