@@ -24,9 +24,10 @@ step (float[8,4] x, float[8,3] y, float[4,3] w, float[8,1] share, float[4,3] old
 """
 SQUARES = "p = MatMul(x, w) e = Sub(p, y) q = Mul(e, e) c = Div(two, n) dp = Mul(e, c)"
 PROBABILITIES = """
-   p = MatMul(x, w) logs = LogSoftmax(p) z = Exp(logs) hits = Mul(logs, y) gain = ReduceSum <keepdims = 0> (hits)
-   mean = Div(gain, n) loss = Neg(mean) d = Sub(z, y) dp = Div(d, n)
-   inner = Mul(z, logs) sum = ReduceSum <keepdims = 0> (inner) entropy = Div(sum, n)
+   p = MatMul(x, w) logs = LogSoftmax(p) z = Exp(logs) hits = Mul(logs, y) chosen = ReduceSum <keepdims = 1> (hits, last)
+   shared = Mul(chosen, share) gain = ReduceSum <keepdims = 0> (shared) mean = Div(gain, n) loss = Neg(mean)
+   inner = Mul(z, logs) sum = ReduceSum <keepdims = 0> (inner) part = Div(sum, n) entropy = Neg(part)
+   d = Sub(z, y) ds = Mul(d, share) dp = Div(ds, n)
 """
 # The gradient at an older weight, of the same samples, is subtracted; its loss is no output.
 REDUCED = f"""
@@ -59,6 +60,7 @@ def test_the_differentiated_loss(forward: str, outputs: str, loss: str) -> None:
     step = model(forward, outputs)
     result = gs.scale(step)
     assert (result.report.loss, result.report.coverage) == (loss, 1.0)
+    assert {role.name for role in result.report.roles if role.role == "loss"} <= {loss}
     assert_skips(result, feeds_for(step))
 
 
