@@ -24,8 +24,9 @@ step (float[8,4] x, float[8,3] y, float[4,3] w, float[8,1] share, float[4,3] old
 """
 SQUARES = "p = MatMul(x, w) e = Sub(p, y) q = Mul(e, e) c = Div(two, n) dp = Mul(e, c)"
 PROBABILITIES = """
-   p = MatMul(x, w) logs = LogSoftmax(p) z = Exp(logs) hits = Mul(logs, y) chosen = ReduceSum <keepdims = 1> (hits, last)
-   shared = Mul(chosen, share) gain = ReduceSum <keepdims = 0> (shared) mean = Div(gain, n) loss = Neg(mean)
+   p = MatMul(x, w) logs = LogSoftmax(p) z = Exp(logs) hits = Mul(logs, y)
+   chosen = ReduceSum <keepdims = 1> (hits, last) shared = Mul(chosen, share) gain = ReduceSum <keepdims = 0> (shared)
+   mean = Div(gain, n) loss = Neg(mean)
    inner = Mul(z, logs) sum = ReduceSum <keepdims = 0> (inner) part = Div(sum, n) entropy = Neg(part)
    d = Sub(z, y) ds = Mul(d, share) dp = Div(ds, n)
 """
